@@ -7,8 +7,8 @@ from typing import assert_never
 import msgspec
 
 from broker_state.audit import OperationRun, shortened
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.concurrent_lane import decide_concurrently
 from broker_state.kernel.lanes.entry_claim import Claim, Piece, RunOutcome
 from broker_state.kernel.lanes.orderly_lane import decide_in_order

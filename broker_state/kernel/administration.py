@@ -1,8 +1,9 @@
 """declare, policy, reset_offset, forget_lane: operations on queues and lanes as a whole."""
 
 from broker_state.audit import DeliveryStep
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
-from broker_state.kernel.context.queue_state import LaneState, QueueState, erase_queue, new_queue
+from broker_state.kernel.context.queue_state import QueueState, erase_queue, new_queue
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.orderly_lane import acked_within
 from broker_state.kernel.lanes.skip_catch_up import catch_up, enter
@@ -56,6 +57,7 @@ def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
             commit_position=command.min_offset,
             written_above=0,
             has_counts=True,
+            tags_indexed_from=0,
         ),
     )
 

@@ -17,8 +17,9 @@ from broker_state.kernel.administration import (
     declare,
 )
 from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext, refuse_without_queue
-from broker_state.kernel.context.queue_state import LaneState, QueueState, load_queue
+from broker_state.kernel.context.queue_state import QueueState, load_queue
 from broker_state.kernel.dispatch import decide_dispatch
 from broker_state.kernel.end_of_record import close
 from broker_state.kernel.expiry import expire_due

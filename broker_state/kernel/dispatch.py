@@ -112,6 +112,7 @@ def _write(queue: QueueState, first: int, end: int, facts: UnitFacts | None, lef
                 end = low
                 break
             left.pieces -= 1
+            queue.tag_index.add(facts, low >> PAGE_SHIFT, ((high - 1) >> PAGE_SHIFT) + 1)
             for page_no, page_first, page_end in windows(low, high):
                 page = queue.unit_facts(page_no) or TagPage(page_no, [])
                 page.replace(page_first, page_end, facts)

@@ -1,7 +1,7 @@
 """The end of an operation: a row for each position that moved, a notification for each lane that became poppable."""
 
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from popstream.wire.notification import Notification
 
 __all__ = ["close"]

@@ -3,9 +3,9 @@
 from typing import NamedTuple, assert_never
 
 from broker_state.audit import DeliveryStep
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.order_info import OrderInfo
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.kernel.lanes.orderly_lane import settle_batch
 from broker_state.kernel.lanes.skip_catch_up import catch_up

@@ -1,8 +1,8 @@
 """pop, cancel, return_client, and parked pops: the order in which they are served, and their answers."""
 
 from broker_state.audit import Origin
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.concurrent_grant import grant
 from broker_state.kernel.lanes.lease_end import release, release_client
 from broker_state.kernel.lanes.orderly_lane import grant_in_order, is_same_attempt, release_members

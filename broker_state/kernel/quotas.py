@@ -5,8 +5,9 @@ which the record was appended, so that a replay refuses the same operations. Eac
 changes, and what a quota refuses counts for none. docs/semantics.md, "Quotas".
 """
 
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.queue_state import LaneState, QueueState
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.facts import client_hash
 from broker_state.store.state_records import QUOTA_CLIENTS_MAX, LaneQuota, LaneUsage, QueueQuota, QueueUsage
 from popstream.wire.command import Policy

@@ -16,6 +16,7 @@ _OF_QUEUE: Final = {
     QueueTag.HOLE_COUNTS: "counts of holes",
     QueueTag.LATE_SKIP: "late skips",
     QueueTag.UNIT_FACTS: "tag pages",
+    QueueTag.TAG_INDEX: "nodes of the index of tags",
     QueueTag.WATCHING: "directories of lanes",
     QueueTag.OP_LOG: "pages of op_ids",
     QueueTag.USAGE: "quotas of queues",

@@ -9,6 +9,7 @@ state      <queue> 'Q'                               the queue                  
            <queue> 'h' level u8, block u64           number of holes in a block                     segment
            <queue> 'K' number u64                    a skip of offsets that had been written        LateSkip
            <queue> 'T' page no u64                   facts about the units of 64 offsets            TagPage
+           <queue> 'g' class u16, depth u8, node u64 pages of units whose tags are of a class       tree node
            <queue> 'S' depth u8, node u64            lanes that wait for the commit position        tree node
            <queue> 'F' page no u64                   op_ids in the order of their records           OpLog
            <queue> 'R'                               quotas of the queue, and what they count       QueueUsage
@@ -89,6 +90,7 @@ class QueueTag:
     HOLE_COUNTS: Final = b"h"
     LATE_SKIP: Final = b"K"
     UNIT_FACTS: Final = b"T"
+    TAG_INDEX: Final = b"g"
     WATCHING: Final = b"S"
     OP_LOG: Final = b"F"
     USAGE: Final = b"R"

@@ -1,4 +1,4 @@
-"""Sets of offsets in segments: plain marks, marks with counts, and a tree that finds its least member.
+"""Sets of offsets in segments: plain marks, and marks with counts.
 
 Only changed segments are written, and an offset takes at most an eighth of a byte, besides the key and tag of its
 segment.
@@ -7,9 +7,9 @@ segment.
 from collections.abc import Iterable, Iterator
 
 from broker_state.store.overlay import Overlay
-from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, mask, ones_from
+from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, ones_from, segment_windows
 
-__all__ = ["MAPS", "CountedMarks", "Marks", "Tree"]
+__all__ = ["MAPS", "CountedMarks", "Marks"]
 
 _LOW = SEGMENT_BITS - 1
 MAPS = 1 << 56
@@ -74,7 +74,7 @@ class Marks:
         segment_no, count = first >> SEGMENT_SHIFT, end - first
         if (end - 1) >> SEGMENT_SHIFT == segment_no:
             return self._add(segment_no, ((1 << count) - 1) << (first & _LOW), count)
-        return self._add_each(_windows(first, end))
+        return self._add_each(segment_windows(first, end))
 
     def add_runs(self, runs: Iterable[tuple[int, int]]) -> int:
         """Do `add` for each of `runs`, which are in order and apart; a segment is written once for all of them."""
@@ -99,20 +99,15 @@ class Marks:
 
     def count(self, first: int, end: int) -> int:
         """Return how many of first..end-1 are marked."""
-        return sum((self.get(segment_no) & window).bit_count() for segment_no, window in _windows(first, end))
+        return sum((self.get(segment_no) & window).bit_count() for segment_no, window in segment_windows(first, end))
 
     def runs(self, first: int, end: int, *, marked: bool = True) -> Iterator[tuple[int, int]]:
         """Yield the half-open runs of marked (or unmarked) offsets in [first, end); a run ends with its segment."""
-        for segment_no, window in _windows(first, end):
+        for segment_no, window in segment_windows(first, end):
             bits = self.get(segment_no)
             base = segment_no << SEGMENT_SHIFT
             for run_first, run_end in bit_runs((bits if marked else ~bits) & window):
                 yield base + run_first, base + run_end
-
-    def drop_below(self, first: int, end: int) -> None:
-        """Delete the segments from that of `first` to the last that ends at or before `end`."""
-        for segment_no in range(first >> SEGMENT_SHIFT, end >> SEGMENT_SHIFT):
-            self.delete(segment_no)
 
     def _is_full(self, segment_no: int) -> int:
         """Return 1 if the segment is marked in its map, else 0."""
@@ -227,83 +222,6 @@ class CountedMarks(Marks):
         return self._counts_prefix + bytes((level,)) + block.to_bytes(8, "big")
 
 
-class Tree:
-    """A set of numbers whose least member is found in O(depth): in each level above, a bit means "not empty below".
-
-    Key: prefix, level u8, node u64. `depth` levels cover numbers below 4096 ** depth; the owner stores it with
-    `count`, and the tree grows by a level when a number needs it.
-    """
-
-    __slots__ = ("_overlay", "_prefix", "count", "depth")
-
-    def __init__(self, overlay: Overlay, prefix: bytes, depth: int, count: int) -> None:
-        self._overlay = overlay
-        self._prefix = prefix
-        self.depth = depth
-        self.count = count
-
-    def add(self, number: int) -> bool:
-        """Add `number` to the set; return False if it was there."""
-        while number >> (SEGMENT_SHIFT * self.depth):
-            if self.count:
-                self._overlay.set_bits(self._key(self.depth, 0), 1)
-            self.depth += 1
-        at = number
-        for level in range(self.depth):
-            key = self._key(level, at >> SEGMENT_SHIFT)
-            before = self._overlay.bits(key)
-            bit = 1 << (at & _LOW)
-            if before & bit:
-                if not level:
-                    return False
-                break
-            self._overlay.set_bits(key, before | bit)
-            if before:
-                break
-            at >>= SEGMENT_SHIFT
-        self.count += 1
-        return True
-
-    def discard(self, number: int) -> bool:
-        """Remove `number` from the set; return False if it was not there."""
-        if not self.count or number >> (SEGMENT_SHIFT * self.depth):
-            return False
-        at = number
-        for level in range(self.depth):
-            key = self._key(level, at >> SEGMENT_SHIFT)
-            before = self._overlay.bits(key)
-            bit = 1 << (at & _LOW)
-            if not before & bit:
-                return False
-            self._overlay.set_bits(key, before ^ bit)
-            if before != bit:
-                break
-            at >>= SEGMENT_SHIFT
-        self.count -= 1
-        return True
-
-    def first(self, least: int = 0) -> int | None:
-        """Return the least member that is not below `least`, in O(depth) reads; None if there is none."""
-        if not self.count:
-            return None
-        level, at = 0, least
-        while level < self.depth:
-            bits = self._overlay.bits(self._key(level, at >> SEGMENT_SHIFT)) >> (at & _LOW)
-            if bits:
-                at += (bits & -bits).bit_length() - 1
-                while level:
-                    level -= 1
-                    bits = self._overlay.bits(self._key(level, at))
-                    at = at << SEGMENT_SHIFT | ((bits & -bits).bit_length() - 1)
-                return at
-            at = (at >> SEGMENT_SHIFT) + 1
-            level += 1
-        return None
-
-    def _key(self, level: int, node: int) -> bytes:
-        return self._prefix + bytes((level,)) + node.to_bytes(8, "big")
-
-
 def _cut(first: int, end: int, shift: int) -> Iterator[tuple[int, int]]:
     """Yield [first, end) cut at the multiples of 1 << shift."""
     at = first
@@ -313,15 +231,6 @@ def _cut(first: int, end: int, shift: int) -> Iterator[tuple[int, int]]:
         at = stop
 
 
-def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (segment no, mask) for each segment that [first, end) touches."""
-    for segment_no in range(first >> SEGMENT_SHIFT, ((end - 1) >> SEGMENT_SHIFT) + 1):
-        base = segment_no << SEGMENT_SHIFT
-        low = max(first - base, 0)
-        high = min(end - base, SEGMENT_BITS)
-        yield segment_no, FULL if high - low == SEGMENT_BITS else mask(low, high)
-
-
 def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield (segment no, mask) for each segment that `runs`, which are in order, touch."""
     at = base = next_base = bits = 0
@@ -329,7 +238,7 @@ def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         if end <= next_base:  # then the run begins in this segment too
             bits |= ((1 << (end - first)) - 1) << (first - base)
             continue
-        for segment_no, window in _windows(first, end):
+        for segment_no, window in segment_windows(first, end):
             if segment_no != at and bits:
                 yield at, bits
                 bits = 0

@@ -15,12 +15,22 @@ size jumps where the choice changes.) Equal bits have equal bytes. A new form ta
 stay.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 
 from broker_state.store.value_format import CorruptValueError
 
-__all__ = ["FULL", "SEGMENT_BITS", "SEGMENT_SHIFT", "bit_runs", "decode_segment", "encode_segment", "mask", "ones_from"]
+__all__ = [
+    "FULL",
+    "SEGMENT_BITS",
+    "SEGMENT_SHIFT",
+    "bit_runs",
+    "decode_segment",
+    "encode_segment",
+    "mask",
+    "ones_from",
+    "segment_windows",
+]
 
 SEGMENT_SHIFT = 12
 SEGMENT_BITS = 1 << SEGMENT_SHIFT
@@ -35,6 +45,19 @@ _GRID_HEAD_BYTES = 3
 def mask(first: int, end: int) -> int:
     """Return a mask of the bits first..end-1 of a segment (0 <= first < end <= 4096)."""
     return ((1 << (end - first)) - 1) << first
+
+
+def segment_windows(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield (segment no, mask) for each segment that [first, end), not empty, touches.
+
+    >>> [(number, bits.bit_count()) for number, bits in segment_windows(4_000, 8_200)]
+    [(0, 96), (1, 4096), (2, 8)]
+    """
+    for segment_no in range(first >> SEGMENT_SHIFT, ((end - 1) >> SEGMENT_SHIFT) + 1):
+        base = segment_no << SEGMENT_SHIFT
+        low = max(first - base, 0)
+        high = min(end - base, SEGMENT_BITS)
+        yield segment_no, FULL if high - low == SEGMENT_BITS else mask(low, high)
 
 
 def ones_from(bits: int, start: int) -> int:

@@ -129,6 +129,8 @@ class QueueRecord(_Stored):
     """Parked pops of all lanes."""
     has_counts: bool = False
     """Parked pops, and the holes of each block (`CountedMarks`), are counted. False: the record is from before that."""
+    tags_indexed_from: int = -1
+    """First page whose units are in the index of tags, if they have any; -1: the record is from before that."""
 
     def without_counts(self) -> "QueueRecord":
         """Return the record as it would be from before there were counts, to compare it with one that is."""

@@ -37,7 +37,7 @@ _HEADS = (QueueTag.RECORD, QueueTag.LANE)
 """Kinds of keys from which queues and lanes are listed."""
 _BULK_OF_QUEUE = (
     *(QueueTag.WRITTEN, QueueTag.HOLES, QueueTag.HOLE_COUNTS, QueueTag.LATE_SKIP, QueueTag.UNIT_FACTS),
-    *(QueueTag.WATCHING, QueueTag.OP_LOG),
+    *(QueueTag.TAG_INDEX, QueueTag.WATCHING, QueueTag.OP_LOG),
 )
 _BULK_OF_LANE = (LaneTag.ACKED, LaneTag.DELIVERIES, LaneTag.AVAILABLE, LaneTag.CLIENT, LaneTag.CLIENT_ID)
 """Kinds of keys of which there is one for some messages, and which no answer shows."""

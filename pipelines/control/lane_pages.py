@@ -11,7 +11,7 @@ from broker_state.store.overlay import Overlay
 from pipelines.control.page_messages import LanePage, LaneRow, QueuePage, QueueRow
 
 if TYPE_CHECKING:
-    from broker_state.kernel.context.queue_state import LaneState
+    from broker_state.kernel.context.lane_state import LaneState
     from broker_state.store.rocks_store import RocksStore
     from pipelines.build_consume_queue.service import BuilderService
     from pipelines.control.lane_watch import LaneWatch

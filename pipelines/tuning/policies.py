@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from broker_state.kernel.context.queue_state import LaneState, QueueState
+from broker_state.kernel.context.lane_state import LaneState
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.state_records import LaneQuota
 from popstream.wire.command import Policy
 

@@ -13,7 +13,8 @@ import msgspec
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow
 from broker_state.kernel.context.decision import Decision, OpRecord
-from broker_state.kernel.context.queue_state import LaneState, load_queue
+from broker_state.kernel.context.lane_state import LaneState
+from broker_state.kernel.context.queue_state import load_queue
 from broker_state.kernel.validation import is_op_id
 from broker_state.store.overlay import Overlay
 from pipelines.tuning.handlings import Action, Handling

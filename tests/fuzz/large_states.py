@@ -38,11 +38,13 @@ from broker_state.store.state_records import (
     QueueRecord,
     Text,
 )
+from broker_state.store.tag_index import TAG_CLASSES
 from broker_state.store.value_format import FORMAT_1
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
 from popstream.wire.limits import PARKED_MAX, WINDOW_OFFSETS_MAX
 
 __all__ = [
+    "ALIKE_TAGS",
     "CLIENT",
     "DUE_MS",
     "NOW_MS",
@@ -63,6 +65,9 @@ DUE_MS = NOW_MS + 10_000
 """When every lease, batch and parked pop of a state is due."""
 EPOCH = 7
 _TAG = 5
+"""The first of the tags: each run of a page has another one."""
+ALIKE_TAGS = tuple(_TAG + TAG_CLASSES + run for run in range(PAGE_OFFSETS))
+"""Tags that no unit has, each of the class of one that some have: a search for them reads every page."""
 _MEMBERS = 10_000
 _PREFIX = queue_prefix(TOPIC, QUEUE_ID)
 
@@ -138,11 +143,12 @@ SHAPES: dict[str, Shape] = {
     "an orderly lane before a billion holes but one in 64 segments": Shape(_BILLION, orderly=True, holes=_SPARSE),
     "a million offsets written every other one": Shape(4096 * 4096, written_beyond=_MILLION),
     "a billion with a hole in each page": Shape(_BILLION, holes="every 64th"),
+    "a billion tagged with a hole in each page": Shape(_BILLION, holes="every 64th", tag_runs=1),
     "a hundred lanes before a billion holes": Shape(_BILLION, lanes=100, holes="all"),
     "100,000 empty lanes": Shape(lanes=100_000, handed_out=10_000, run_distance=20_000),
     "100,000 lanes with a parked pop": Shape(lanes=100_000, handed_out=10_000, run_distance=20_000, parked=1),
     "100,000 lanes with a parked pop for tags": Shape(
-        lanes=100_000, handed_out=10_000, run_distance=20_000, parked=1, parked_tags=(9,), tag_runs=1
+        lanes=100_000, handed_out=10_000, run_distance=20_000, parked=1, parked_tags=ALIKE_TAGS[:1], tag_runs=1
     ),
     "100,000 lanes behind a late skip": Shape(lanes=100_000, handed_out=10_000, run_distance=128, late_skips=1),
     "8,192 parked pops": Shape(handed_out=10_000, run_distance=20_000, parked=PARKED_MAX),
@@ -150,7 +156,7 @@ SHAPES: dict[str, Shape] = {
         handed_out=10_000, run_distance=20_000, parked=PARKED_MAX, parked_messages=1
     ),
     "8,192 parked pops for tags": Shape(
-        handed_out=10_000, run_distance=20_000, parked=PARKED_MAX, parked_tags=(9,), tag_runs=1
+        handed_out=10_000, run_distance=20_000, parked=PARKED_MAX, parked_tags=ALIKE_TAGS[:1], tag_runs=1
     ),
     "a million late skips": Shape(64 * _MILLION, handed_out=64 * _MILLION, late_skips=_MILLION),
     "a million late skips and one lease": Shape(
@@ -233,6 +239,7 @@ class LargeState:
             QueueTag.HOLE_COUNTS: self._hole_count,
             QueueTag.LATE_SKIP: self._late_skip,
             QueueTag.UNIT_FACTS: self._facts,
+            QueueTag.TAG_INDEX: self._tag_index,
             QueueTag.WATCHING: lambda key: _tree_node(key, shape.lanes + 1 if self._is_watched else 0, first=1),
             QueueTag.OP_LOG: self._op_log,
             QueueTag.LANE_DATA: self._lane_value,
@@ -320,6 +327,7 @@ class LargeState:
             op_log_last=shape.old_op_ids,
             parked=shape.lanes * shape.parked,
             has_counts=True,
+            tags_indexed_from=0,
         )
 
     def _lane(self, group: bytes) -> bytes | None:
@@ -405,6 +413,11 @@ class LargeState:
         if not self.shape.tag_runs or page_no * PAGE_OFFSETS >= self.shape.written:
             return None
         return _tag_page(self.shape.tag_runs, self.shape.delay_ms, page_no).encode()
+
+    def _tag_index(self, key: bytes) -> bytes | None:
+        shape, tag_class = self.shape, int.from_bytes(key[:2], "big")
+        has_any = 0 <= tag_class - _TAG < shape.tag_runs or (tag_class == TAG_CLASSES and shape.delay_ms)
+        return _tree_node(key[2:], -(-shape.written // PAGE_OFFSETS)) if has_any else None
 
     def _op_log(self, key: bytes) -> bytes | None:
         first = int.from_bytes(key, "big") * OP_LOG_ENTRIES
@@ -585,7 +598,7 @@ def _tag_page(runs: int, delay_ms: int, page_no: int) -> TagPage:
     facts = []
     for at in range(0, PAGE_OFFSETS, length):
         deliver_at_ms = NOW_MS + delay_ms + at if delay_ms else 0
-        facts.append((base + at, base + at + length, UnitFacts(_TAG + at % 2, 1, deliver_at_ms)))
+        facts.append((base + at, base + at + length, UnitFacts(_TAG + at // length, 1, deliver_at_ms)))
     return TagPage(page_no, facts)
 
 

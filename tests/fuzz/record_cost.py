@@ -45,6 +45,7 @@ from popstream.wire.command import (
 from popstream.wire.limits import ENTRIES_MAX, OFFSET_MAX, PARKED_MAX, RANGE_OFFSETS_MAX
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.large_states import (
+    ALIKE_TAGS,
     CLIENT,
     NOW_MS,
     QUEUE_ID,
@@ -206,7 +207,7 @@ def _pop(reader: ByteReader, shape: Shape) -> Command:
         poll_time_ms=reader.pick((0, 60_000)),
         init=reader.pick(("min", "min", "max")),
         client_id=reader.pick((CLIENT, None, "another")),
-        tags=reader.pick((None, [9], [5], [5, 6])),
+        tags=reader.pick((None, [*ALIKE_TAGS[:1]], [5], [5, *ALIKE_TAGS[1:]], [*ALIKE_TAGS], [1_000])),
     )
 
 

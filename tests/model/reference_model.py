@@ -45,6 +45,8 @@ MINUTE_MS = 60_000
 WINDOW_MINUTES = 10
 IDLE_MS = 86_400_000
 SEARCH_PAUSE_MS = 200
+TAG_CLASSES = 1_024
+TIMES = -1  # the class of units with a delivery time to come
 DELAY_MAX_MS = 7 * 86_400_000
 
 LEASED = "leased"
@@ -161,6 +163,7 @@ def new_queue(topic: str, queue_id: int) -> Queue:
         "written": {},  # offset -> (tag, count, time before which no pop is given it)
         "has_facts": False,  # a dispatch gave a tag, a count or a time to come
         "fact_runs": Counter(),  # offset // 64 -> runs of offsets to which a dispatch gave a tag or a count
+        "fact_classes": {},  # offset // 64 -> classes of the tags that a dispatch gave there, TIMES if a time to come
         "holes": set(),
         "policy": None,
         "lanes": {},  # group -> lane
@@ -454,6 +457,7 @@ class ReferenceModel:
         queue["written"] = {}
         queue["has_facts"] = False
         queue["fact_runs"] = Counter()
+        queue["fact_classes"] = {}
         queue["has_overdue"] = False
         queue["holes"] = set()
         queue["lanes"] = {}
@@ -629,6 +633,7 @@ class ReferenceModel:
                 changed = True
                 if unit != PLAIN and (offset != before + 1 or not offset % 64):
                     queue["fact_runs"][offset // 64] += 1
+                queue["fact_classes"].setdefault(offset // 64, set()).update(_classes_of(unit))
                 before = offset
         self.counts["dispatch", "new" if changed else "known"] += 1
         if first > queue["commit_position"]:
@@ -1252,7 +1257,7 @@ class ReferenceModel:
                     self.counts["pop", "ends at its last page"] += 1
                     break
                 available_pages.add(offset // 64)
-            if offset // 64 != page and command.tags is not None and queue["has_facts"]:
+            if offset // 64 != page and self._is_searched(queue, command, offset // 64):
                 if not self._may_search(queue, offset // 64):
                     if not given:
                         lane["search_due"] = queue["now"] + SEARCH_PAUSE_MS
@@ -1285,6 +1290,15 @@ class ReferenceModel:
             if total >= command.max_messages:
                 break
         return given
+
+    def _is_searched(self, queue: Queue, command: AnyCommand, page: int) -> bool:
+        """64 offsets without a time to come, none of whose tags is in a class of the pop's, are passed over unread."""
+        if command.tags is None or not queue["has_facts"]:
+            return False
+        if queue["fact_classes"].get(page, set()) & ({TIMES} | {tag % TAG_CLASSES for tag in command.tags}):
+            return True
+        self.counts["search", "passes a page unread"] += 1
+        return False
 
     def _may_search(self, queue: Queue, page: int) -> bool:
         """Pay for the search of 64 offsets: 1, and 1 for each run of them that a dispatch gave a tag or a count."""
@@ -1367,7 +1381,7 @@ class ReferenceModel:
         for offset in range(lane["commit"], queue["commit_position"]):
             if offset in queue["holes"]:
                 continue
-            if offset // 64 != page and command.tags is not None and queue["has_facts"]:
+            if offset // 64 != page and self._is_searched(queue, command, offset // 64):
                 if not self._may_search(queue, offset // 64):
                     searched_end = passed[-1] + 1 if passed else lane["commit"]
                     if not given:
@@ -1763,6 +1777,11 @@ class ReferenceModel:
             assert batch["due"] == (max(members[o]["next_visible"] for o in left) if not batch["free"] else None), lane
         for pop in lane["parked"]:
             assert pop["deadline"] > queue["now"] or queue["has_overdue"]
+
+
+def _classes_of(unit: Unit) -> set[int]:
+    tag, _, due = unit
+    return ({tag % TAG_CLASSES} if tag else set()) | ({TIMES} if due else set())
 
 
 def _put_off(due: int) -> Message:

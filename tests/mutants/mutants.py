@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "parked_pop_unlinked_wrongly",
         "parking: the list of parked pops is whole after one is taken out of its middle",
-        "kernel/context/queue_state.py",
+        "kernel/context/lane_state.py",
         "            after.before = pop.before\n",
         "            after.before = 0\n",
     ),
@@ -249,7 +249,7 @@ MUTANTS = [
     Mutant(
         "declared_retries_beat_the_policy",
         "semantics.md, retries: the policy of the queue comes before what pops declare",
-        "kernel/context/queue_state.py",
+        "kernel/context/lane_state.py",
         "            of_queue.max_attempts or declared.max_attempts,\n",
         "            declared.max_attempts or of_queue.max_attempts,\n",
     ),
@@ -298,7 +298,7 @@ MUTANTS = [
     Mutant(
         "window_mask_off_at_4096",
         "marks: a range that ends with its segment ends at bit 4096",
-        "store/marks.py",
+        "store/segment.py",
         "        high = min(end - base, SEGMENT_BITS)\n",
         "        high = min(end - base, SEGMENT_BITS - 1)\n",
     ),
@@ -311,8 +311,8 @@ MUTANTS = [
     ),
     Mutant(
         "tree_forgets_a_neighbour",
-        "marks, Tree: a node is empty when its last member goes",
-        "store/marks.py",
+        "tree: a node is empty when its last member goes",
+        "store/tree.py",
         "            if before != bit:\n                break\n",
         "",
     ),
@@ -354,7 +354,7 @@ MUTANTS = [
     Mutant(
         "handle_of_another_lane",
         "handle: the lane check ties a handle to its lane",
-        "kernel/context/queue_state.py",
+        "kernel/context/lane_state.py",
         "            handle.lane_check == self.check\n            and handle.queue_id",
         "            handle.queue_id",
     ),
@@ -519,6 +519,34 @@ MUTANTS = [
         "    record.next_offset = max(record.next_offset, target)\n",
     ),
     Mutant(
+        "delivery_times_not_in_the_index_of_tags",
+        "semantics.md, pop: a pop that reaches a message with a delivery time to come, with whatever tags, puts it off",
+        "store/tag_index.py",
+        "            self._tree(_WITH_TIMES).add_range(first_page, end_page)\n",
+        "            self._tree(facts.tag % TAG_CLASSES).add_range(first_page, end_page)\n",
+    ),
+    Mutant(
+        "tag_found_in_one_class_only",
+        "semantics.md, pop: pages with a tag of any class of the set are looked at",
+        "kernel/lanes/tag_search.py",
+        "            self._next_page = min(self._next_pages.values())\n",
+        "            self._next_page = max(self._next_pages.values())\n",
+    ),
+    Mutant(
+        "full_pop_passes_on",
+        "semantics.md, pop: the first unit that does not fit ends the pop",
+        "kernel/lanes/pop_filter.py",
+        "            if not self.is_open():\n                break\n        else:\n            at = end\n",
+        "        else:\n            at = end\n",
+    ),
+    Mutant(
+        "index_of_tags_taken_for_whole",
+        "semantics.md, pop: a queue from before there was the index has it for what was written since",
+        "kernel/context/queue_state.py",
+        "_unwritten_page(record) if record.has_unit_facts else 0\n",
+        "0\n",
+    ),
+    Mutant(
         "tags_ignored",
         "semantics.md, pop: messages with other tags are passed over",
         "kernel/lanes/pop_filter.py",
@@ -570,7 +598,7 @@ MUTANTS = [
     Mutant(
         "pops_served_while_a_lane_pauses",
         "semantics.md: no pop of a lane is served until what was too much for one record is done",
-        "kernel/context/queue_state.py",
+        "kernel/context/lane_state.py",
         "        if record.paused_until_ms:\n            return False\n",
         "",
     ),
@@ -619,7 +647,7 @@ MUTANTS = [
     Mutant(
         "id_of_a_client_forgotten_with_its_first_page",
         "design.md, state: the id of a client is kept as long as it may hold leases",
-        "kernel/context/queue_state.py",
+        "kernel/context/lane_state.py",
         "        if not size:\n            self._forget_client_id(client)\n",
         "        self._forget_client_id(client)\n",
     ),

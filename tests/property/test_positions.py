@@ -294,7 +294,8 @@ def test_marks_without_a_floor_are_a_plain_set_too(runs: list[Run], more: list[R
     assert {n for low, high in marks.runs(first, end) for n in range(low, high)} == plain & set(range(first, end))
     unmarked = {n for low, high in marks.runs(first, end, marked=False) for n in range(low, high)}
     assert unmarked == set(range(first, end)) - plain
-    marks.drop_below(0, end)
+    for segment_no in range(end >> SEGMENT_SHIFT):
+        marks.delete(segment_no)
     assert marks.count(0, SPAN) == len({n for n in plain if n >= end >> SEGMENT_SHIFT << SEGMENT_SHIFT})
 
 

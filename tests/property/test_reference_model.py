@@ -97,7 +97,7 @@ OUTCOMES: list[tuple[str, ...]] = [
     ("dispatch", "a part of a range"),
     ("entries", "name too many offsets"),
     ("pop", "ends at its last page"),
-    *[("search", how) for how in ("paused", "goes on")],
+    *[("search", how) for how in ("paused", "goes on", "passes a page unread")],
     *[("holder", how) for how in ("named", "not named", "forgotten")],
     *[("lease ended", how) for how in ("available", "backing off", "suspended")],
     *[("delivery", how) for how in ("fresh", "again", "again, suspended")],

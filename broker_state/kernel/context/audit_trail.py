@@ -12,7 +12,7 @@ from broker_state.audit import (
     OrderInfoRow,
     Origin,
 )
-from broker_state.kernel.context.queue_state import LaneState
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.state_records import LaneRecord, QueueRecord
 from popstream.wire.limits import OFFSET_MAX

@@ -7,7 +7,8 @@ import msgspec
 from broker_state.audit import TEXT_CHARACTERS_MAX, Origin, shortened
 from broker_state.kernel.context.audit_trail import AuditTrail
 from broker_state.kernel.context.decision import Decision, OpRecord
-from broker_state.kernel.context.queue_state import LaneState, QueueState
+from broker_state.kernel.context.lane_state import LaneState
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.facts import Delivery
 from broker_state.store.pages import DeliveryPage
 from broker_state.store.segment import SEGMENT_SHIFT

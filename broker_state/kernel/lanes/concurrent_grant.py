@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from broker_state.audit import DeliveryStep
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.pop_filter import PopFilter
 from broker_state.store.facts import Delivery, DeliveryState, client_hash
 from broker_state.store.pages import PAGE_SHIFT, windows
@@ -173,7 +173,10 @@ def _put_off(lane: LaneState, first: int, end: int, until_ms: int) -> None:
 
 
 def _fresh_runs(work: _Grant) -> Iterator[tuple[int, int]]:
-    """Yield runs of written offsets from `next_offset` on; holes before them are counted as they are passed."""
+    """Yield runs of written offsets from `next_offset` on, in which the pop has something to look at.
+
+    Holes, and what has none of its tags, are passed and counted before.
+    """
     op, lane = work.op, work.lane
     record = lane.record
     queue = lane.queue
@@ -181,6 +184,11 @@ def _fresh_runs(work: _Grant) -> Iterator[tuple[int, int]]:
         if op.work_left <= 0:
             work.choice.is_cut_short = True
             return
+        unread_end = work.choice.unread_until(record.next_offset, queue.written.floor)
+        if unread_end > record.next_offset:
+            _pass_over_fresh(work, record.next_offset, unread_end, may_have_holes=True)
+            if work.choice.is_cut_short:
+                return
         if not absorb_holes(op, lane):
             return
         first, stop = record.next_offset, queue.written.floor
@@ -220,20 +228,23 @@ def absorb_holes(op: OpContext, lane: LaneState) -> bool:
     return stop == end
 
 
-def _pass_over_fresh(work: _Grant, first: int, end: int) -> None:
+def _pass_over_fresh(work: _Grant, first: int, end: int, *, may_have_holes: bool = False) -> None:
     """Pass [first, end) over, the next offsets, which the tags do not let through; or a part of it.
 
     While a message before them is not acked, each 4,096 cost a segment. The pop goes on in another record then.
     """
     lane = work.lane
     stop = work.op.spend_on_segments(lane, first, end)
+    holes = lane.queue.count_holes(first, stop) if may_have_holes else 0
     lane.record.next_offset = stop
-    _pass_over(lane, first, stop)
+    lane.record.holes += holes
+    _pass_over(lane, first, stop, holes)
     if stop < end:
         work.choice.is_cut_short = True
 
 
-def _pass_over(lane: LaneState, first: int, end: int) -> None:
+def _pass_over(lane: LaneState, first: int, end: int, holes: int = 0) -> None:
+    """Mark [first, end) as done, of which all but `holes` are messages that no tag of the pop lets through."""
     lane.acked.mark(first, end)
-    lane.record.acked += end - first
-    lane.record.passed_over += end - first
+    lane.record.acked += end - first - holes
+    lane.record.passed_over += end - first - holes

@@ -7,8 +7,8 @@ changed and settled once for all claims on it, however many there are.
 from collections.abc import Sequence
 
 from broker_state.audit import DeliveryStep, release_cause, shortened
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.entry_claim import Claim, Header, Piece
 from broker_state.kernel.lanes.lease_end import end_lease, is_release, wait_of_release_ms
 from broker_state.store.facts import Delivery, DeliveryState, client_hash

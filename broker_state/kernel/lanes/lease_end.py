@@ -1,8 +1,8 @@
 """How leases end without an ack: release, back-off, attempt limit, dead letter (docs/semantics.md)."""
 
 from broker_state.audit import HANDLER_CAUSE, DeliveryStep
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.span import Span, append_span
 from popstream.wire.command import ChangeEntry

@@ -17,16 +17,17 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from broker_state.audit import HANDLER_CAUSE, DeliveryStep, release_cause, shortened
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.order_info import MemberRun, OrderInfo
-from broker_state.kernel.context.queue_state import LaneState, QueueState
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.entry_claim import NO_HEADER, Claim, Header, Piece
 from broker_state.kernel.lanes.lease_end import is_release, wait_of_release_ms
 from broker_state.kernel.lanes.pop_filter import PopFilter
 from broker_state.store.facts import Delivery, DeliveryState, Member, client_hash
 from broker_state.store.keys import DEADLINE_BATCH
-from broker_state.store.pages import Runs
+from broker_state.store.pages import PAGE_OFFSETS, Runs
 from broker_state.store.span import Span, append_span
 from popstream.wire.answer import LeasedRange
 from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry
@@ -115,7 +116,8 @@ def _choose_members(lane: LaneState, choice: PopFilter) -> tuple[list[Span], int
     """
     members: list[Span] = []
     searched_end = lane.acked.floor
-    for written in _written_spans(lane.queue, searched_end):
+    for written in _spans_to_search(lane.queue, choice, searched_end):
+        searched_end = choice.unread_until(searched_end, written[0])
         choice.pass_gap(searched_end, written[0])
         if not choice.is_open():
             return members, searched_end, 0
@@ -522,6 +524,20 @@ def _written_spans(queue: QueueState, first: int) -> Iterator[tuple[int, int]]:
         yield first, end
     else:
         yield from queue.holes.runs(first, end, marked=False)
+
+
+def _spans_to_search(queue: QueueState, choice: PopFilter, first: int) -> Iterator[tuple[int, int]]:
+    """Spans of written offsets from `first` on in which the pop has something to look at, and a few without."""
+    end = queue.written.floor
+    at = choice.unread_until(first, end)
+    while at < end:
+        for low, high in _written_spans(queue, at):
+            yield low, high
+            at = choice.unread_until(high, end)
+            if at - high > PAGE_OFFSETS:  # it may be far, and there may be many spans before it
+                break
+        else:
+            return
 
 
 def _cut_by_holes(queue: QueueState, first: int, end: int) -> Iterator[tuple[int, int, bool]]:

@@ -1,8 +1,9 @@
-"""What one pop may still take: its budget of messages and units, and its search for tags."""
+"""What one pop may still take: its budget of messages and units, and which of them it asks for."""
 
 from collections.abc import Iterator
 
 from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.lanes.tag_search import TagSearch
 from broker_state.store.facts import UnitFacts
 from broker_state.store.pages import TagPage, windows
 
@@ -24,15 +25,15 @@ class PopFilter:
         tags: Hashes of the tags that it asked for; None: any.
     """
 
-    __slots__ = ("_op", "_page_no", "_queue", "budget", "is_cut_short", "is_untouched", "tags", "units")
+    __slots__ = ("_op", "_queue", "_search", "budget", "is_cut_short", "is_untouched", "tags", "units")
 
     def __init__(self, op: OpContext, budget: int, units: int, tags: tuple[int, ...] | None) -> None:
         self._op = op
         self._queue = op.queue
-        self._page_no = -1
         self.budget = budget
         self.units = units
         self.tags = None if tags is None else frozenset(tags)
+        self._search = None if self.tags is None else TagSearch(op, self.tags)
         self.is_untouched = True
         self.is_cut_short = False
         """The pop has to go on in another record: with its search for tags, or behind units whose time has not come."""
@@ -46,16 +47,12 @@ class PopFilter:
 
         What is not given has a delivery time to come, or else (0) not the tags, and is passed over.
         """
-        if not self._queue.record.has_unit_facts:
-            yield from self._cut_without_facts(first, end)
+        if self.takes_any:
+            yield *self.cut_alike(first, end), True, 0
             return
         passed_from = at = first
-        for page_no, low, high in windows(first, end):
-            if not self.is_open():
-                break
-            page = self._queue.unit_facts(page_no)
-            if self.tags is not None and not self._may_search(page_no, page):
-                break
+        for low, high, page in self._pages(first, end):
+            at = low
             for run_first, run_end, known in page.within(low, high) if page else [(low, high, None)]:
                 if not self.is_open():
                     break
@@ -86,18 +83,34 @@ class PopFilter:
                     passed_from = at
                 if at < run_end:
                     self.budget = 0  # a unit that does not fit ends the pop: a later one must not overtake it
+            if not self.is_open():
+                break
+        else:
+            at = end
         if passed_from < at:
             yield passed_from, at, False, 0
 
-    def _cut_without_facts(self, first: int, end: int) -> Iterator[tuple[int, int, bool, int]]:
-        """Do `cut` in a queue where no unit has a tag."""
-        if self.tags is None:
-            yield *self.cut_alike(first, end), True, 0
-        elif self._op.work_left > 0:
-            self._op.work_left -= 1  # between two holes there may be a single offset
-            yield first, end, False, 0
+    def _pages(self, first: int, end: int) -> Iterator[tuple[int, int, TagPage | None]]:
+        """Yield (first, end, facts) of each page of [first, end) in which there is something to look at.
+
+        Where the record has looked at enough, the pop is cut short, and the last window is empty.
+        """
+        search = self._search
+        if search is None:
+            for page_no, low, high in windows(first, end):
+                yield low, high, self._queue.unit_facts(page_no)
+        elif search.may_begin():
+            for page_no, low, high in search.windows(first, end):
+                page = self._queue.unit_facts(page_no)
+                self.is_cut_short = not search.may_look(page_no, page)
+                yield low, low if self.is_cut_short else high, page
         else:
             self.is_cut_short = True
+            yield first, first, None
+
+    def unread_until(self, first: int, end: int) -> int:
+        """Return up to where of [first, end) the pop has nothing to look at, but holes and units without its tags."""
+        return first if self._search is None else self._search.unread_until(first, end)
 
     def pass_gap(self, first: int, end: int) -> None:
         """Charge the record for the holes [first, end) before what is looked at next."""
@@ -116,18 +129,3 @@ class PopFilter:
         self.budget -= count
         self.units -= count
         return first, first + count
-
-    def _may_search(self, page_no: int, page: TagPage | None) -> bool:
-        """Charge the record for a page, unless its search is over."""
-        self._op.work_left -= 1  # for the page, and for each part of it between two holes
-        if self._op.work_left < 0:
-            self.is_cut_short = True
-            return False
-        if page_no == self._page_no:
-            return True
-        if self._op.tag_search_left <= 0:
-            self.is_cut_short = True
-            return False
-        self._page_no = page_no
-        self._op.tag_search_left -= 1 + (len(page.runs) if page else 0)
-        return True

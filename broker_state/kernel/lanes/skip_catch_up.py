@@ -1,8 +1,8 @@
 """A lane accounts for offsets that left the log, or became holes, since its last operation."""
 
 from broker_state.audit import DeliveryStep
+from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.lease_end import ack_range, release_client
 from broker_state.kernel.lanes.orderly_lane import expire_members, note_operation, settle_batch

@@ -6,6 +6,7 @@ What a state has from an older version may be stored otherwise and mean the same
 * A segment may be in another of its forms.
 * A full segment may have a key of its own, where it is now a bit of a map, whose key follows those of its segments.
 * The ids of clients that hold leases may be missing.
+* The index of tags may begin where units were written since there is one.
 """
 
 from collections import Counter
@@ -75,7 +76,7 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
     different: Counter[str] = Counter()
     examples: list[str] = []
     ours: dict[bytes, bool] = {}
-    without_counts: set[bytes] = set()
+    older = _OlderQueues()
     full = _FullSegments()
     for family in KERNEL_FAMILIES:
         for key, value, wanted in _merged(state.scan(family, b""), again.scan(family, b"")):
@@ -85,13 +86,12 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
             if not ours[queue]:
                 continue
             kind = kind_of_key(family, key)
-            is_older = kind == "queues" and value is not None and not QueueRecord.decode(value).has_counts
-            if is_older:
-                without_counts.add(queue)
-            if kind == "counts of holes" and queue in without_counts:  # their keys follow that of the queue
+            if kind in older.incomplete.get(queue, ()):  # their keys follow that of the queue
                 continue
             compared[kind] += 1
-            if value == wanted or (is_older and _are_equal_without_counts(value, wanted)):
+            if value == wanted:
+                continue
+            if kind == "queues" and older.explain(queue, value, wanted):
                 continue
             if kind == "ids of clients" and value is None:
                 continue
@@ -102,6 +102,28 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
                 examples.append(_described(family, key, value, wanted))
     different.update(full.unexplained)
     return KeyComparison(compared=dict(compared), different=dict(different), examples=examples)
+
+
+class _OlderQueues:
+    """Queues whose records an older version wrote, or that go on from such a record, and what they lack therefore."""
+
+    def __init__(self) -> None:
+        self.incomplete: dict[bytes, set[str]] = {}
+        """Kinds of keys that are not compared, by queue."""
+
+    def explain(self, queue: bytes, value: bytes | None, wanted: bytes | None) -> bool:
+        """Return whether two records mean the same, and note of what else only one state has all."""
+        if value is None or wanted is None:
+            return False
+        record, other = QueueRecord.decode(value), QueueRecord.decode(wanted)
+        incomplete = self.incomplete.setdefault(queue, set())
+        if record.tags_indexed_from != other.tags_indexed_from:
+            incomplete.add("nodes of the index of tags")
+            other.tags_indexed_from = record.tags_indexed_from
+        if not record.has_counts:
+            incomplete.add("counts of holes")
+            other = other.without_counts()
+        return record == other
 
 
 class _FullSegments:
@@ -145,12 +167,6 @@ class _FullSegments:
         full = self._bits[both.index(FULL)]
         full[map_key] = full.get(map_key, 0) | 1 << number % SEGMENT_BITS
         return True
-
-
-def _are_equal_without_counts(value: bytes | None, wanted: bytes | None) -> bool:
-    if value is None or wanted is None:
-        return False
-    return QueueRecord.decode(value) == QueueRecord.decode(wanted).without_counts()
 
 
 def _described(family: str, key: bytes, value: bytes | None, wanted: bytes | None) -> str:

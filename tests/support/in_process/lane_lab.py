@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from broker_state.kernel.context.decision import Decision, OpRecord
-from broker_state.kernel.context.queue_state import LaneState, load_queue
+from broker_state.kernel.context.lane_state import LaneState
+from broker_state.kernel.context.queue_state import load_queue
 from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay

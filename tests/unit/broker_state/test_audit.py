@@ -14,7 +14,8 @@ from broker_state.audit import (
     Origin,
 )
 from broker_state.kernel.context.audit_trail import AuditRows, AuditTrail
-from broker_state.kernel.context.queue_state import LaneState, new_queue
+from broker_state.kernel.context.lane_state import LaneState
+from broker_state.kernel.context.queue_state import new_queue
 from broker_state.store.facts import Delivery, DeliveryState, client_hash
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 from pyroaring import BitMap64
 
-from broker_state.store.marks import CountedMarks, Marks, Tree
+from broker_state.store.marks import CountedMarks, Marks
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.position import Position
 from broker_state.store.segment import SEGMENT_BITS, decode_segment, encode_segment
+from broker_state.store.tree import GrowingTree
 from tests.benchmarks.positions import position_sizes
 from tests.support.counting_kv import CountingKv
 
@@ -116,7 +117,7 @@ def test_every_segment_survives_its_stored_form() -> None:
 def test_a_tree_finds_the_least_member_whatever_comes_and_goes() -> None:
     chosen = random.Random(5)
     overlay = Overlay(MemoryKv())
-    tree = Tree(overlay, b"t", 1, 0)
+    tree = GrowingTree(overlay, b"t", 1, 0)
     plain: set[int] = set()
     for _ in range(5_000):
         number = chosen.choice((chosen.randrange(50), chosen.randrange(10_000), chosen.randrange(1 << 40)))

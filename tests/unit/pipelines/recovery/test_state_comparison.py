@@ -68,6 +68,17 @@ def test_a_state_from_before_there_were_counts_is_equal_to_one_with_them(
     assert compare_states(state, again, lambda _: True).lines() == []
 
 
+def test_the_index_of_tags_of_an_older_state_begins_later(states: tuple[RocksStore, RocksStore]) -> None:
+    state, again = states
+    node = queue_prefix("orders", 0) + QueueTag.TAG_INDEX + bytes(11)
+    again.write_changes([(STATE, node, encode_segment(1))])
+    assert compare_states(state, again, lambda _: True).different == {"nodes of the index of tags": 1}
+    for tags_indexed_from in (-1, 12):
+        rewrite(state, tags_indexed_from=tags_indexed_from)
+        assert compare_states(state, again, lambda _: True).lines() == []
+        assert compare_states(again, state, lambda _: True).lines() == [], "a snapshot may be older than the state"
+
+
 def test_what_else_differs_in_an_older_state_is_seen(states: tuple[RocksStore, RocksStore]) -> None:
     state, again = states
     rewrite(state, parked=0, has_counts=False, holes=99)
