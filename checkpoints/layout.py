@@ -12,6 +12,7 @@ var/job/
   scratch/      temporary files
   verify/       what `popstream verify` has done, so that it goes on after a stop
   last_done/    one empty file per periodic task: its time says when the task was last done
+  scrubbed      table files that the present pass of the scrub has read; none between two passes
   attempts      attempts to decide the next micro-batch, for the crash-loop breaker
   lock          locked by the job that owns the folder
   job.json      process id, addresses and token of the running job
@@ -97,6 +98,11 @@ class JobFolder(msgspec.Struct, frozen=True):
     def last_done(self) -> Path:
         """One empty file per periodic task, whose modification time says when the task was last done."""
         return self.root / "last_done"
+
+    @property
+    def scrubbed(self) -> Path:
+        """Names of the table files that the present pass of the scrub has read."""
+        return self.root / "scrubbed"
 
     @property
     def attempts(self) -> Path:

@@ -455,7 +455,8 @@ class Job:
         """Start the periodic work that the job could do without: scrub, snapshots and maintenance of the tables."""
         settings = self.settings
         queues = None if self.builder is None else self.builder.store
-        self.scrub = Scrub([self.store] if queues is None else [self.store, queues], settings.scrub_interval_s)
+        stores = [self.store] if queues is None else [self.store, queues]
+        self.scrub = Scrub(stores, settings.scrub_interval_s, self.folder)
         self.metrics.bind_gauges({Metric.DAMAGED_FILES: lambda: len(self.scrub.damage)})
         self.scrub.start()
         self._stack.callback(self.scrub.stop)

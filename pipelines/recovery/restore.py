@@ -154,6 +154,7 @@ def restore(
             # Dispatches that the log has lost are sent again only by a builder that starts with an empty store.
             replaced = _swap(folder, state.folder, keep_queues=not state.losses.records)
             Attempts(folder.attempts).forget()
+            folder.scrubbed.unlink(missing_ok=True)  # other files may have the same names
             _begin_builder_epoch(folder, in_delta)
             return Restored(
                 source=state.source,

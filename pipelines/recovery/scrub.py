@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from broker_state.store.rocks_store import RocksStore
+from checkpoints.layout import JobFolder
 from checkpoints.table_file import check_table, require_replaced
 from pipelines.loops.periodic import Periodic
 from popstream.wire.base_errors import RESTORE, Corrupt
@@ -63,18 +64,24 @@ class Scrub:
     Args:
         stores: The stores of the job.
         interval_s: Seconds within which everything is read once; 0: never.
+        folder: Folder of the job: it keeps how far a pass has come, and when the last one ended, over restarts.
         new_pace: Makes the pace of a pass from its rate.
     """
 
     def __init__(
-        self, stores: Sequence[RocksStore], interval_s: float, new_pace: Callable[[float], Pace] = Pace
+        self,
+        stores: Sequence[RocksStore],
+        interval_s: float,
+        folder: JobFolder,
+        new_pace: Callable[[float], Pace] = Pace,
     ) -> None:
         self._stores = stores
+        self._place = folder.scrubbed
         self._pause_s = min(PAUSE_S, interval_s / 2)
         self._pass_s = interval_s - self._pause_s
         self._new_pace = new_pace
         self._damage: dict[str, str] = {}
-        self._periodic = Periodic("scrub", self._pause_s, self.read_stores)
+        self._periodic = Periodic("scrub", self._pause_s, self.read_stores, folder.last_done)
 
     @property
     def damage(self) -> list[str]:
@@ -96,15 +103,20 @@ class Scrub:
             _log.error("damage_found", file=error.subject, error=error.message)
 
     def read_stores(self) -> None:
-        """Read all table files once."""
+        """Read all table files once, but for those that the same pass has read before a restart."""
         files = [(store, name) for store in self._stores for name in store.table_files()]
         size = sum(_size(store.path / name) for store, name in files)
         pace = self._new_pace(max(BYTES_PER_S_MIN, size / self._pass_s))
+        read = self._read_before_a_restart()
         for store, name in files:
-            try:
-                self._read_file(store, name, pace)
-            except Corrupt as error:
-                self.report(Corrupt(f"{error.message}: {RESTORE}", subject=error.subject))
+            if _subject(store, name) not in read:
+                try:
+                    self._read_file(store, name, pace)
+                except Corrupt as error:
+                    self.report(Corrupt(f"{error.message}: {RESTORE}", subject=error.subject))
+            if self._periodic.is_stopping:
+                return
+        self._place.unlink(missing_ok=True)
 
     def _read_file(self, store: RocksStore, name: str, pace: Pace) -> None:
         try:
@@ -114,6 +126,17 @@ class Scrub:
                 pace.wait(count)
         except FileNotFoundError:
             require_replaced(store, name)
+        else:
+            with self._place.open("a") as place:
+                place.write(f"{_subject(store, name)}\n")
+
+    def _read_before_a_restart(self) -> set[str]:
+        """Return the sound files that the pass has read before the job was stopped in the middle of it."""
+        return set(self._place.read_text(errors="replace").splitlines()) if self._place.exists() else set()
+
+
+def _subject(store: RocksStore, name: str) -> str:
+    return f"{store.path.name}/{name}"
 
 
 def _size(path: Path) -> int:

@@ -12,6 +12,7 @@ from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
+from checkpoints.layout import JobFolder
 from pipelines.recovery.scrub import BYTES_PER_S_MIN, Scrub
 from popstream.wire.command import Policy
 from tests.benchmarks.benchmark_options import BenchOptions
@@ -84,7 +85,7 @@ def _scrub(folder: Path) -> dict[str, float]:
         sizes = _settled_sizes(store)
         last = [name for name, size in sizes.items() if size > 1 << 20][-1]
         flip_byte(store.path / last, sizes[last] - (1 << 20))
-        scrub = Scrub([store], interval_s=24 * 3600)
+        scrub = Scrub([store], 24 * 3600, JobFolder(folder))
         started_s, cpu_s = time.perf_counter(), time.thread_time()
         scrub.read_stores()
         took_s, cpu_s = time.perf_counter() - started_s, time.thread_time() - cpu_s
