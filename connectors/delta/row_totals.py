@@ -5,7 +5,7 @@ txnAppId                                 txnVersion
 row_totals/<state epoch>/<date>/rows     rows of this date that the epoch has written
 row_totals/<state epoch>/<date>/digest   sum of their digests (row_digest.py), modulo 2^63
 row_totals/<state epoch>/<date>/erased   by how much the digest has changed since, because texts were erased
-row_totals/<state epoch>/counted/after   rows of WriteBatches up to this one are not counted
+row_totals/<state epoch>/counted/after   rows of WriteBatches up to this one are not counted; -1: all are
 ```
 
 A commit with rows sets the totals of the dates that it adds to, so rows and totals become durable together. Delta keeps
@@ -25,9 +25,17 @@ import pyarrow.compute as pc
 from connectors.delta.row_digest import row_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["NO_ROWS", "RowTotal", "RowTotalsWriter", "WrittenTotals", "digest_change", "totals_by_day"]
+__all__ = [
+    "NO_ROWS",
+    "RowTotal",
+    "RowTotalsWriter",
+    "WrittenTotals",
+    "appended_totals",
+    "digest_change",
+    "totals_by_day",
+]
 
 _FAMILY: Final = "row_totals"
 _AFTER: Final = "counted/after"
@@ -136,6 +144,36 @@ def digest_change(
             ]
             if change := (sums[1] - sums[0]) % _MODULUS:
                 found[_app(epoch, f"{value}/erased")] = change
+    return found
+
+
+def appended_totals(
+    state_epoch: str, added: Mapping[dt.date, RowTotal], last: Callable[[str], int | None], *, is_first: bool
+) -> dict[str, int]:
+    """Return what a commit has to set, by `txnAppId`, if its writer knows nothing but what the log says.
+
+    Args:
+        state_epoch: The epoch of the rows.
+        added: The total of the rows of each date.
+        last: Returns the last `txnVersion` of a `txnAppId`; None: there is none.
+        is_first: No commit before has rows of this epoch. Otherwise they are counted only if those before are.
+
+    >>> log = appended_totals("e", {dt.date(2026, 9, 1): RowTotal(2, 7)}, lambda app: None, is_first=True)
+    >>> log
+    {'row_totals/e/counted/after': -1, 'row_totals/e/2026-09-01/rows': 2, 'row_totals/e/2026-09-01/digest': 7}
+    >>> appended_totals("e", {dt.date(2026, 9, 1): RowTotal(1, 1)}, log.get, is_first=False)
+    {'row_totals/e/2026-09-01/rows': 3, 'row_totals/e/2026-09-01/digest': 8}
+    >>> appended_totals("e", {dt.date(2026, 9, 1): RowTotal(1, 1)}, lambda app: None, is_first=False)
+    {}
+    """
+    after = _app(state_epoch, _AFTER)
+    if not is_first and last(after) is None:
+        return {}
+    found = {after: -1} if is_first else {}
+    for date, total in added.items():
+        names = [_app(state_epoch, f"{date}/{of}") for of in RowTotal._fields]
+        before = RowTotal(*(last(name) or 0 for name in names))
+        found |= zip(names, before.plus(total), strict=True)
     return found
 
 

@@ -6,6 +6,7 @@ for each micro-batch before it is written, and a micro-batch that is repeated be
 recognises the repeated commit by its transaction id.
 """
 
+import datetime as dt
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.log.transactions import app_id
+from connectors.delta.row_totals import NO_ROWS, RowTotal, appended_totals, totals_by_day
 from connectors.delta.rows import completed_rows
 from connectors.delta.session import join_pool
+from connectors.delta.spark_append import append_by_spark
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
@@ -165,6 +168,8 @@ class AuditQuery:
     def _append(self, table: Table, entries: DataFrame, batch_id: int) -> None:
         join_pool(self._spark, QUERY)
         epoch, topic_id, heads, name = self._state_epoch, self._ops_topic_id, self._rejected_heads, table.name
+        day = table.partitioned_by
+        assert day is not None, "every table of the job is partitioned by a date"
 
         def completed(key: bytes, value: bytes) -> pa.Table:
             if name == CONSUME_QUEUE.name:
@@ -177,14 +182,24 @@ class AuditQuery:
                 for key, value in zip(batch.column("key"), batch.column("value"), strict=True):
                     yield from completed(key.as_py(), value.as_py()).to_batches()
 
-        (
-            entries.select("key", "value")
-            .mapInArrow(rows, spark_schema(table))
-            .write.format("delta")
-            .mode("append")
-            .option("txnAppId", app_id(PIPELINE, name, epoch))
-            .option("txnVersion", batch_id)
-            .save(self._tables.of(name))
+        def totals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in rows(batches):
+                by_day = totals_by_day(pa.Table.from_batches([batch]), day)
+                yield pa.RecordBatch.from_pylist([{"day": date, **total._asdict()} for date, total in by_day.items()])
+
+        slices = entries.select("key", "value")
+        added: dict[dt.date, RowTotal] = {}
+        for counted in slices.mapInArrow(totals, "day date, rows long, digest long").toArrow().to_pylist():
+            date = counted.pop("day")
+            added[date] = added.get(date, NO_ROWS).plus(RowTotal(**counted))
+        app = app_id(PIPELINE, name, epoch)
+        append_by_spark(
+            self._spark,
+            self._tables.of(name),
+            slices.mapInArrow(rows, spark_schema(table)),
+            app_id=app,
+            version=batch_id,
+            more=lambda last: appended_totals(epoch, added, last, is_first=last(app) is None),
         )
 
     def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:

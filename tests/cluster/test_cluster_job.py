@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry, generate_latest
 
+from connectors.delta.log.table_log import require_table_log
+from connectors.delta.row_totals import WrittenTotals
+from connectors.delta.tables import TABLES, table_path
 from connectors.kafka.topic_admin import create_message_topic, open_admin
 from pipelines.cluster.checkpoint_identity import stored_identity, write_identity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
@@ -19,6 +23,7 @@ from pipelines.job_settings import JobSettings
 from popstream import Consumer, Producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
+from tests.support.written_rows import unequal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +104,16 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
 
             until(pop, job)
             assert popped == [b"later"]
+    require_counted_rows(tmp_path / "tables")
+
+
+def require_counted_rows(root: Path) -> None:
+    """Of each table the rows are those that its log counts, of two runs of a job."""
+    assert unequal(root, *TABLES.values()) == []
+    for name in ("operations", "deliveries"):
+        (totals,) = WrittenTotals(require_table_log(table_path(root, name)).txns).by_epoch.values()
+        counted = sum(total.rows for total in totals.values() if total is not None)
+        assert counted == DeltaTable(table_path(root, name)).to_pyarrow_table().num_rows > 0
 
 
 @pytest.mark.parametrize(
