@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+import pytest
 
 from broker_state.kernel import expiry
 from tests.fuzz import record_cost
 from tests.fuzz.large_states import SHAPES
 from tests.fuzz.record_cost import CPU_MS_MAX, costs_of, search
 
-if TYPE_CHECKING:
-    import pytest
-
 INPUTS = int(os.environ.get("TEST_COST_INPUTS", len(SHAPES)))
 """The first ones take each shape of a state once."""
 
 
+@pytest.mark.timeout(60 + 2 * INPUTS)
 def test_no_record_of_a_search_costs_too_much() -> None:
     found = search(INPUTS, seed=1)
     assert len(found) > 6
