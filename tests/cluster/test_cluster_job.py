@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.row_totals import WrittenTotals
-from connectors.delta.tables import TABLES, table_path
+from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.kafka.topic_admin import create_message_topic, open_admin
 from pipelines.cluster.checkpoint_identity import stored_identity, write_identity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
@@ -109,7 +109,7 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
 
 def require_counted_rows(root: Path) -> None:
     """Of each table the rows are those that its log counts, of two runs of a job."""
-    assert unequal(root, *TABLES.values()) == []
+    assert unequal(root, *AUDIT_TABLES.values()) == []
     for name in ("operations", "deliveries"):
         (totals,) = WrittenTotals(require_table_log(table_path(root, name)).txns).by_epoch.values()
         counted = sum(total.rows for total in totals.values() if total is not None)
