@@ -145,6 +145,8 @@ SHAPES: dict[str, Shape] = {
     "a billion with a hole in each page": Shape(_BILLION, holes="every 64th"),
     "a billion tagged with a hole in each page": Shape(_BILLION, holes="every 64th", tag_runs=1),
     "a hundred lanes before a billion holes": Shape(_BILLION, lanes=100, holes="all"),
+    "100,000 lanes before a billion holes": Shape(_BILLION, lanes=100_000, holes="all"),
+    "100,000 lanes before a billion that left the log": Shape(_BILLION, lanes=100_000, min_offset=_BILLION),
     "100,000 empty lanes": Shape(lanes=100_000, handed_out=10_000, run_distance=20_000),
     "100,000 lanes with a parked pop": Shape(lanes=100_000, handed_out=10_000, run_distance=20_000, parked=1),
     "100,000 lanes with a parked pop for tags": Shape(

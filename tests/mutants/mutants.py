@@ -547,6 +547,13 @@ MUTANTS = [
         "0\n",
     ),
     Mutant(
+        "holes_passed_in_each_lane_that_a_record_names",
+        "semantics.md: a record brings a bounded number of lanes up to date",
+        "kernel/lanes/concurrent_grant.py",
+        "    if op.work_left <= 0 and queue.holes.get(",
+        "    if op.work_left <= -(10**9) and queue.holes.get(",
+    ),
+    Mutant(
         "tags_ignored",
         "semantics.md, pop: messages with other tags are passed over",
         "kernel/lanes/pop_filter.py",

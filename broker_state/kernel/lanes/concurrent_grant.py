@@ -207,13 +207,17 @@ def _fresh_runs(work: _Grant) -> Iterator[tuple[int, int]]:
 def absorb_holes(op: OpContext, lane: LaneState) -> bool:
     """Pass the holes at `next_offset`, so that they never hold the commit offset back; return whether all are passed.
 
-    If not, the lane pauses: each 4,096 holes beyond a message that is not acked cost a segment.
+    If not, the lane pauses: each 4,096 holes beyond a message that is not acked cost a segment, and the record may name
+    thousands of lanes.
     """
     record = lane.record
     queue = lane.queue
     at, end = record.next_offset, queue.written.floor
     if not queue.record.holes or at >= end:
         return True
+    if op.work_left <= 0 and queue.holes.get(at >> SEGMENT_SHIFT) >> (at & (SEGMENT_BITS - 1)) & 1:
+        op.pause(lane)
+        return False
     end = queue.holes.end_of_run(at, end)
     if end == at:
         return True

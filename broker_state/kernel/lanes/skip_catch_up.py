@@ -49,6 +49,8 @@ def _catch_up(op: OpContext, lane: LaneState) -> bool:
     record = lane.record
     queue = lane.queue.record
     if record.min_seen < queue.min_offset:
+        if op.work_left <= 0:  # the record may name thousands of lanes
+            return False
         if not _expire_handed_out(op, lane, lane.acked.floor, queue.min_offset):
             return False
         if record.next_offset < queue.min_offset and not _skip_fresh(op, lane, queue.min_offset):
@@ -150,6 +152,8 @@ def _skip_fresh(op: OpContext, lane: LaneState, end: int) -> bool:
     record = lane.record
     first = record.next_offset
     stop = op.spend_on_segments(lane, first, end)
+    op.work_left -= 1
+    op.spend_on_gap(first, stop)
     holes = lane.queue.count_holes(first, stop)
     lane.acked.mark(first, stop)
     record.holes += holes

@@ -88,6 +88,29 @@ def test_entries_read_the_batches_of_a_bounded_number_of_lanes() -> None:
     assert reads < 10 * 10_000 // 64 + 1_000
 
 
+@pytest.mark.parametrize(
+    "shape", ["100,000 lanes before a billion holes", "100,000 lanes before a billion that left the log"]
+)
+def test_entries_bring_a_bounded_number_of_lanes_up_to_date(shape: str) -> None:
+    of_another_lane = handle_of(SHAPES[shape], 10_001)
+    handles = [HandleRef(group_of(lane), of_another_lane) for lane in range(1, 10_001)]
+    command = Ack(**NAMED, handles=handles, entries=[AckEntry(index, [(5, 5)]) for index in range(10_000)])
+    overlay = Overlay(LargeState(SHAPES[shape]))
+    decide(overlay, OpRecord(0, 0, NOW_MS, command, b"digest"), Decision())
+
+    def where(number: int) -> tuple[int, bool]:
+        queue = load_queue(overlay, TOPIC, QUEUE_ID)
+        lane = queue.lane(group_of(number)) if queue is not None else None
+        assert lane is not None
+        return lane.record.next_offset, lane.record.paused_until_ms > 0
+
+    end, is_paused = where(1)
+    assert (end > 900_000_000, is_paused) == (True, False)
+    assert where(10_000) == (0, True), "it goes on in a later record"
+    up_to_date = [number for number in range(1, 10_001) if where(number)[0]]
+    assert 64 < len(up_to_date) < 1_000
+
+
 def test_a_pop_takes_what_is_far_apart_from_a_bounded_number_of_pages() -> None:
     pop = Pop(**NAMED, group=group_of(1), max_messages=10_000, invisible_time_ms=1_000)
     reads, answer = decided("a million messages available one a page", pop)
