@@ -87,7 +87,7 @@ def _encrypted(opened: socket.socket, host: str, properties: ClientProperties | 
     except ssl.SSLCertVerificationError as error:
         raise RefusedError(why_not_trusted(error, host, "broker", "ssl.truststore.location")) from error
     except ssl.SSLError as error:
-        if error.reason in NOT_TLS or isinstance(error, ssl.SSLEOFError):
+        if not error.reason or error.reason in NOT_TLS or isinstance(error, ssl.SSLEOFError):
             raise ClosedError(_not_its_protocol(properties)) from error
         message = f"does not agree on TLS: {error.reason}"
         raise RefusedError(message) from error

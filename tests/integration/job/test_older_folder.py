@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from popstream import Consumer, Producer, Receipt, ReceiptHandle, all_applied
 from tests.support.left_behind import table_rows
+from tests.support.older_folder import unpack_older_folder
 from tests.support.processes.job_process import ROOT
 from tests.support.processes.up_process import Up, run, run_for, status_of
 from tests.support.wire import wait_for
@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-ARCHIVE = Path(__file__).parents[2] / "data" / "job_folder_0_1_0.tar.xz"
 RECORDS = 25
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("older")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(root, filter="data")
-    return root / "job"
+    return unpack_older_folder(root)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import contextlib
 import json
 import random
 import shutil
-import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,11 @@ from connectors.delta.store import require_columns
 from connectors.delta.tables import AUDIT_TABLES
 from popstream.wire.base_errors import Corrupt
 from tests.support.left_behind import damage
+from tests.support.older_folder import unpack_older_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ARCHIVE = Path(__file__).parents[3] / "data" / "job_folder_0_1_0.tar.xz"
 NAME = "operations"
 NEWEST = 3
 VALID_JSON = ["[]", "5", "null", '{"txn":[]}', '{"add":{"path":7}}', '{"txn":{"appId":"x"}}', '{"metaData":"x"}']
@@ -39,10 +38,7 @@ VALID_JSON = ["[]", "5", "null", '{"txn":[]}', '{"add":{"path":7}}', '{"txn":{"a
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Delta folder as it was left behind."""
     folder = tmp_path_factory.mktemp("left behind")
-    with tarfile.open(ARCHIVE) as archive:
-        members = [member for member in archive.getmembers() if member.name.startswith(f"job/delta/{NAME}/")]
-        archive.extractall(folder, members, filter="data")
-    return folder / "job" / "delta"
+    return unpack_older_folder(folder, f"job/delta/{NAME}/") / "delta"
 
 
 @pytest.fixture
