@@ -143,7 +143,8 @@ class LaneRecord(_Stored):
     Invariants, after every record:
 
     * start_offset <= commit_offset <= next_offset;
-    * next_offset - start_offset = holes + acked + leased + available;
+    * next_offset - start_offset = holes + acked + leased + available, but for an orderly lane that pauses before it has
+      accounted for all that has left the log;
     * acked >= dead_lettered + expired_from_log + passed_over + skipped_by_reset, unless the lane is orderly, where a
       message may end twice before the commit offset passes it, or was reset.
     """

@@ -172,6 +172,8 @@ def appended_totals(
     found = {after: -1} if is_first else {}
     for date, total in added.items():
         names = [_app(state_epoch, f"{date}/{of}") for of in RowTotal._fields]
+        if last(names[0]) == _UNKNOWN:
+            continue
         before = RowTotal(*(last(name) or 0 for name in names))
         found |= zip(names, before.plus(total), strict=True)
     return found

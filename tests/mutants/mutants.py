@@ -550,8 +550,8 @@ MUTANTS = [
         "holes_passed_in_each_lane_that_a_record_names",
         "semantics.md: a record brings a bounded number of lanes up to date",
         "kernel/lanes/concurrent_grant.py",
-        "    if op.work_left <= 0 and queue.holes.get(",
-        "    if op.work_left <= -(10**9) and queue.holes.get(",
+        "    limit = floor if op.work_left > 0 else min(",
+        "    limit = floor if op.work_left > -(10**9) else min(",
     ),
     Mutant(
         "tags_ignored",

@@ -120,10 +120,10 @@ class OrderInfo:
         return self.head.member_count == self.head.end - self.head.first
 
     @property
-    def unread_pages(self) -> int:
-        """How many pages `latest_visible_ms` has to read, at most; 0 once it knows them."""
+    def page_count(self) -> int:
+        """How many pages `latest_visible_ms` has to read, at most: also if they are known, which a restart forgets."""
         head = self.head
-        if self._latest is not None or not head.member_count:
+        if not head.member_count:
             return 0
         return min(head.member_count, (head.end - 1 >> PAGE_SHIFT) - (head.first >> PAGE_SHIFT) + 1)
 

@@ -208,17 +208,15 @@ def absorb_holes(op: OpContext, lane: LaneState) -> bool:
     """Pass the holes at `next_offset`, so that they never hold the commit offset back; return whether all are passed.
 
     If not, the lane pauses: each 4,096 holes beyond a message that is not acked cost a segment, and the record may name
-    thousands of lanes.
+    thousands of lanes, each of which passes at least those of one segment.
     """
     record = lane.record
     queue = lane.queue
-    at, end = record.next_offset, queue.written.floor
-    if not queue.record.holes or at >= end:
+    at, floor = record.next_offset, queue.written.floor
+    if not queue.record.holes or at >= floor:
         return True
-    if op.work_left <= 0 and queue.holes.get(at >> SEGMENT_SHIFT) >> (at & (SEGMENT_BITS - 1)) & 1:
-        op.pause(lane)
-        return False
-    end = queue.holes.end_of_run(at, end)
+    limit = floor if op.work_left > 0 else min(floor, ((at >> SEGMENT_SHIFT) + 1) << SEGMENT_SHIFT)
+    end = queue.holes.end_of_run(at, limit)
     if end == at:
         return True
     if lane.acked.floor == at:
@@ -227,9 +225,10 @@ def absorb_holes(op: OpContext, lane: LaneState) -> bool:
     lane.acked.mark(at, stop)
     record.holes += stop - at
     record.next_offset = stop
-    if stop < end:
+    are_all = stop == end and (end < limit or limit == floor)
+    if not are_all:
         op.pause(lane)
-    return stop == end
+    return are_all
 
 
 def _pass_over_fresh(work: _Grant, first: int, end: int, *, may_have_holes: bool = False) -> None:
@@ -237,9 +236,11 @@ def _pass_over_fresh(work: _Grant, first: int, end: int, *, may_have_holes: bool
 
     While a message before them is not acked, each 4,096 cost a segment. The pop goes on in another record then.
     """
-    lane = work.lane
+    lane, holes = work.lane, 0
     stop = work.op.spend_on_segments(lane, first, end)
-    holes = lane.queue.count_holes(first, stop) if may_have_holes else 0
+    if may_have_holes and lane.queue.record.holes:
+        work.op.spend_on_gap(first, stop)
+        holes = lane.queue.count_holes(first, stop)
     lane.record.next_offset = stop
     lane.record.holes += holes
     _pass_over(lane, first, stop, holes)

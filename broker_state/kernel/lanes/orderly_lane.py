@@ -48,6 +48,8 @@ __all__ = [
 _IDLE_MS = 24 * 60 * 60 * 1000
 _FIRST_DELIVERY = Member(is_member=True)
 _ZERO_HEADER = Header(0, 0, 0)
+_SPANS_COST = 64
+"""What it costs to list the spans between the holes of a segment."""
 
 
 # A pop makes the batch.
@@ -531,6 +533,8 @@ def _spans_to_search(queue: QueueState, choice: PopFilter, first: int) -> Iterat
     end = queue.written.floor
     at = choice.unread_until(first, end)
     while at < end:
+        if queue.record.holes:
+            choice.spend(_SPANS_COST)
         for low, high in _written_spans(queue, at):
             yield low, high
             at = choice.unread_until(high, end)

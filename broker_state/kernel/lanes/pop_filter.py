@@ -112,6 +112,10 @@ class PopFilter:
         """Return up to where of [first, end) the pop has nothing to look at, but holes and units without its tags."""
         return first if self._search is None else self._search.unread_until(first, end)
 
+    def spend(self, work: int) -> None:
+        """Charge the record for what it takes to find what the pop looks at."""
+        self._op.work_left -= work
+
     def pass_gap(self, first: int, end: int) -> None:
         """Charge the record for the holes [first, end) before what is looked at next."""
         if first < end:

@@ -75,7 +75,7 @@ def _catch_up_in_order(op: OpContext, lane: LaneState) -> bool:
     if has_news or record.late_skips_seen < queue.late_skips:
         if op.work_left <= 0:
             return False
-        op.work_left -= _MEMBER_PAGE_COST * lane.order_info.unread_pages
+        op.work_left -= _MEMBER_PAGE_COST * lane.order_info.page_count
         if record.paused_until_ms > op.now_ms + PAUSE_MS:
             lane.pause(0)  # the message for whose delivery time it waits may have left the log
     if has_news:

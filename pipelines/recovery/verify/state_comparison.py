@@ -21,6 +21,7 @@ from broker_state.store.rocks_store import RocksStore
 from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, decode_segment
 from broker_state.store.state_records import QueueRecord
 from broker_state.store.value_format import CorruptValueError
+from popstream.wire.limits import INT64_MAX
 
 __all__ = ["KERNEL_FAMILIES", "KeyComparison", "compare_states"]
 
@@ -86,7 +87,7 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
             if not ours[queue]:
                 continue
             kind = kind_of_key(family, key)
-            if kind in older.incomplete.get(queue, ()):  # their keys follow that of the queue
+            if older.lacks(queue, kind, key):  # their keys follow that of the queue
                 continue
             compared[kind] += 1
             if value == wanted:
@@ -108,20 +109,30 @@ class _OlderQueues:
     """Queues whose records an older version wrote, or that go on from such a record, and what they lack therefore."""
 
     def __init__(self) -> None:
-        self.incomplete: dict[bytes, set[str]] = {}
-        """Kinds of keys that are not compared, by queue."""
+        self._without_counts: set[bytes] = set()
+        self._indexed_from: dict[bytes, int] = {}
+        """First page from which on both states have the index of tags; below they may differ."""
+
+    def lacks(self, queue: bytes, kind: str, key: bytes) -> bool:
+        """Return whether one of the states may be without a key of this kind, or with another value."""
+        if kind == "counts of holes":
+            return queue in self._without_counts
+        if kind != "nodes of the index of tags" or queue not in self._indexed_from:
+            return False
+        level, node = key[-9], int.from_bytes(key[-8:], "big")
+        return level > 0 or node <= self._indexed_from[queue] >> SEGMENT_SHIFT
 
     def explain(self, queue: bytes, value: bytes | None, wanted: bytes | None) -> bool:
         """Return whether two records mean the same, and note of what else only one state has all."""
         if value is None or wanted is None:
             return False
         record, other = QueueRecord.decode(value), QueueRecord.decode(wanted)
-        incomplete = self.incomplete.setdefault(queue, set())
         if record.tags_indexed_from != other.tags_indexed_from:
-            incomplete.add("nodes of the index of tags")
+            both = record.tags_indexed_from, other.tags_indexed_from
+            self._indexed_from[queue] = INT64_MAX if -1 in both else max(both)
             other.tags_indexed_from = record.tags_indexed_from
         if not record.has_counts:
-            incomplete.add("counts of holes")
+            self._without_counts.add(queue)
             other = other.without_counts()
         return record == other
 

@@ -77,6 +77,8 @@ def test_the_index_of_tags_of_an_older_state_begins_later(states: tuple[RocksSto
         rewrite(state, tags_indexed_from=tags_indexed_from)
         assert compare_states(state, again, lambda _: True).lines() == []
         assert compare_states(again, state, lambda _: True).lines() == [], "a snapshot may be older than the state"
+    again.write_changes([(STATE, node[:-1] + b"\1", encode_segment(1))])
+    assert compare_states(state, again, lambda _: True).different == {"nodes of the index of tags": 1}, "both have it"
 
 
 def test_what_else_differs_in_an_older_state_is_seen(states: tuple[RocksStore, RocksStore]) -> None:
