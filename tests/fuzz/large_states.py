@@ -99,7 +99,9 @@ class Shape(NamedTuple):
     parked_tags: tuple[int, ...] | None = None
     parked_messages: int = 10_000
     tag_runs: int = 0
-    """Runs of tags in each page of 64 offsets: none, 1 or 64."""
+    """Runs of tags in each page of 64 offsets that has any: none, 1 or 64."""
+    tag_distance: int = 1
+    """From one page with tags to the next, at most 4,096."""
     delay_ms: int = 0
     """Time until the units with tags can be popped, a millisecond more for each run of a page; 0: they can now."""
     orderly: bool = False
@@ -145,6 +147,11 @@ SHAPES: dict[str, Shape] = {
     "a billion with a hole in each page": Shape(_BILLION, holes="every 64th"),
     "a billion tagged with a hole in each page": Shape(_BILLION, holes="every 64th", tag_runs=1),
     "a hundred lanes before a billion holes": Shape(_BILLION, lanes=100, holes="all"),
+    "a billion with a tagged page in each segment": Shape(_BILLION, holes="every other", tag_runs=1, tag_distance=64),
+    "a billion with a tagged page in 64 segments": Shape(_BILLION, holes="every 64th", tag_runs=1, tag_distance=4096),
+    "an orderly lane of a billion with a tagged page in each segment": Shape(
+        _BILLION, orderly=True, holes="every other", tag_runs=1, tag_distance=64
+    ),
     "100,000 lanes before a billion holes": Shape(_BILLION, lanes=100_000, holes="all"),
     "100,000 lanes before a billion that left the log": Shape(_BILLION, lanes=100_000, min_offset=_BILLION),
     "100,000 empty lanes": Shape(lanes=100_000, handed_out=10_000, run_distance=20_000),
@@ -412,14 +419,17 @@ class LargeState:
 
     def _facts(self, key: bytes) -> bytes | None:
         page_no = int.from_bytes(key, "big")
-        if not self.shape.tag_runs or page_no * PAGE_OFFSETS >= self.shape.written:
+        if not self.shape.tag_runs or page_no * PAGE_OFFSETS >= self.shape.written or page_no % self.shape.tag_distance:
             return None
         return _tag_page(self.shape.tag_runs, self.shape.delay_ms, page_no).encode()
 
     def _tag_index(self, key: bytes) -> bytes | None:
         shape, tag_class = self.shape, int.from_bytes(key[:2], "big")
-        has_any = 0 <= tag_class - _TAG < shape.tag_runs or (tag_class == TAG_CLASSES and shape.delay_ms)
-        return _tree_node(key[2:], -(-shape.written // PAGE_OFFSETS)) if has_any else None
+        if not (0 <= tag_class - _TAG < shape.tag_runs or (tag_class == TAG_CLASSES and shape.delay_ms)):
+            return None
+        level = key[2]
+        node = _tree_node(key[2:], -(-shape.written // PAGE_OFFSETS))
+        return _segment(shape.tag_distance) if node is not None and not level and shape.tag_distance > 1 else node
 
     def _op_log(self, key: bytes) -> bytes | None:
         first = int.from_bytes(key, "big") * OP_LOG_ENTRIES

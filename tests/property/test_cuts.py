@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker_state.kernel import ack_change_reject
+from broker_state.kernel.context import op_context
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.store.facts import Delivery, DeliveryState, UnitFacts
 from broker_state.store.memory_kv import MemoryKv
@@ -114,6 +115,19 @@ def assert_small(families: Bytes, folded: Folded) -> None:
         key, value = max(families[family].items(), key=lambda item: len(item[1]), default=(b"", b""))
         assert len(value) <= VALUE_BYTES_MAX, f"{family} {key!r} has {len(value)} bytes"
     assert folded.largest_entry <= ENTRY_BYTES_MAX
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_a_record_has_done_enough_does_not_depend_on_what_is_cached(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op_context, "WORK_MAX", 40)
+    families, folded = fold_in_memory(seed, "one batch")
+    for how in ("each alone", "no cache"):
+        families_again, again = fold_in_memory(seed, how)
+        assert differences(families, families_again) == []
+        assert (again.answers, again.rows) == (folded.answers, folded.rows)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

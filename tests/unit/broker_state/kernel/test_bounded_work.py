@@ -27,7 +27,7 @@ from popstream.wire.command import (
     Tick,
     WrittenRange,
 )
-from tests.fuzz.large_states import DUE_MS, NOW_MS, QUEUE_ID, SHAPES, TOPIC, LargeState, group_of, handle_of
+from tests.fuzz.large_states import ALIKE_TAGS, DUE_MS, NOW_MS, QUEUE_ID, SHAPES, TOPIC, LargeState, group_of, handle_of
 from tests.support.in_process.lane_lab import GROUP, QUEUE, LaneLab
 
 if TYPE_CHECKING:
@@ -110,6 +110,42 @@ def test_entries_bring_a_bounded_number_of_lanes_up_to_date(shape: str) -> None:
     assert (end <= 2 * SEGMENT_BITS, is_paused) == (True, True), "it goes on in a later record"
     up_to_date = [number for number in range(1, 10_001) if where(number)[0] > 900_000_000]
     assert 64 < len(up_to_date) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("shape", "segments_max"),
+    [
+        ("an orderly lane of a billion with a tagged page in each segment", 256),
+        ("a billion with a tagged page in each segment", 8_192),
+        ("a billion with a tagged page in 64 segments", 16_384),
+    ],
+)
+def test_a_search_jumps_over_a_bounded_number_of_segments_with_holes(shape: str, segments_max: int) -> None:
+    state = LargeState(SHAPES[shape])
+    overlay = Overlay(state)
+    pop = Pop(
+        **NAMED,
+        group=group_of(1),
+        max_messages=10,
+        invisible_time_ms=1_000,
+        order=SHAPES[shape].orderly,
+        tags=[ALIKE_TAGS[0]],
+    )
+    decide(overlay, OpRecord(0, 0, NOW_MS, pop, b"digest"), Decision())
+    queue = load_queue(overlay, TOPIC, QUEUE_ID)
+    lane = None if queue is None else queue.lane(group_of(1))
+    assert lane is not None
+    assert 16 < lane.acked.floor // SEGMENT_BITS <= segments_max
+    assert lane.record.paused_until_ms > 0
+
+
+def test_what_a_batch_costs_does_not_depend_on_what_is_in_memory() -> None:
+    lab = LaneLab(200)
+    lab.pop(150, order=True)
+    info = lab.lane().order_info
+    assert info.latest_visible_ms() > lab.now_ms, "its pages have been looked at"
+    lab.overlay = Overlay(lab.kv)
+    assert info.page_count == lab.lane().order_info.page_count == 3
 
 
 def test_a_pop_takes_what_is_far_apart_from_a_bounded_number_of_pages() -> None:
