@@ -23,6 +23,7 @@ from pipelines.job_settings import JobSettings
 from popstream import Consumer, Producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
+from tests.support.processes.up_process import run_for
 from tests.support.written_rows import unequal
 
 if TYPE_CHECKING:
@@ -105,6 +106,13 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
             until(pop, job)
             assert popped == [b"later"]
     require_counted_rows(tmp_path / "tables")
+    tables = ("--tables", str(tmp_path / "tables"))
+    checked = run_for(tmp_path / "none", "check", *tables)
+    assert checked.returncode == 0, checked.stdout
+    DeltaTable(deliveries).delete("step = 'acked' AND first_offset = 0")
+    checked = run_for(tmp_path / "none", "check", *tables)
+    assert checked.returncode != 0
+    assert "deliveries expect_rows_as_written" in checked.stdout, checked.stdout
 
 
 def require_counted_rows(root: Path) -> None:
