@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from broker_state import KERNEL_FORM
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.decide import decide
 from broker_state.store.overlay import Overlay
@@ -60,8 +61,9 @@ from tests.support.time_limit import time_limit
 
 __all__ = ["CPU_MS_MAX", "GIVE_UP_S", "Cost", "costs_of", "search"]
 
-CPU_MS_MAX = 400.0
-"""A record that costs more fails. Twice of what is asked (200 ms): machines differ."""
+CPU_MS_MAX = 400.0 if KERNEL_FORM == "compiled" else 600.0
+"""A record that costs more fails. Twice of what is asked (200 ms), as machines differ; the sources take up to 2.7 times
+as long as the compiled kernel."""
 _TRIES = 3
 GIVE_UP_S = 2
 _QUEUE: dict[str, Any] = {"topic": TOPIC, "queue_id": QUEUE_ID, "v": 1, "reply_to": 0}
