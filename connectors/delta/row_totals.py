@@ -171,11 +171,9 @@ def appended_totals(
         return {}
     found = {after: -1} if is_first else {}
     for date, total in added.items():
-        names = [_app(state_epoch, f"{date}/{of}") for of in RowTotal._fields]
-        if last(names[0]) == _UNKNOWN:
-            continue
-        before = RowTotal(*(last(name) or 0 for name in names))
-        found |= zip(names, before.plus(total), strict=True)
+        before = RowTotal(*(last(app) or 0 for app in _txns_of(state_epoch, date, NO_ROWS)))
+        if before.rows != _UNKNOWN:
+            found |= _txns_of(state_epoch, date, before.plus(total))
     return found
 
 
@@ -216,9 +214,7 @@ class RowTotalsWriter:
         """Return what the next commit has to set, by `txnAppId`."""
         found = dict(self._due)
         for day, added in self._adding.items():
-            total = self._totals.get(day, NO_ROWS).plus(added)
-            found[_app(self._epoch, f"{day}/rows")] = total.rows
-            found[_app(self._epoch, f"{day}/digest")] = total.digest
+            found |= _txns_of(self._epoch, day, self._totals.get(day, NO_ROWS).plus(added))
         return found
 
     def committed(self) -> None:
@@ -231,6 +227,11 @@ class RowTotalsWriter:
     def discard(self) -> None:
         """Forget the rows of a commit that was not made."""
         self._adding = {}
+
+
+def _txns_of(epoch: str, date: dt.date, total: RowTotal) -> dict[str, int]:
+    """Return what a commit sets for the total of a date, by `txnAppId`."""
+    return {_app(epoch, f"{date}/{of}"): value for of, value in total._asdict().items()}
 
 
 def _app(epoch: str, rest: str) -> str:
