@@ -23,7 +23,7 @@ import xxhash
 from broker_state.store.rocks_store import RocksStore
 from popstream.wire.base_errors import Corrupt
 
-__all__ = ["PIECE_BYTES", "check_table", "require_replaced", "verify_table", "verify_tables"]
+__all__ = ["PIECE_BYTES", "check_table", "name_in_folder", "require_replaced", "verify_table", "verify_tables"]
 
 PIECE_BYTES = 64 * 1024
 """Bytes of data blocks that are read at a time."""
@@ -73,16 +73,25 @@ def verify_tables(store: RocksStore) -> None:
 def require_replaced(store: RocksStore, name: str) -> None:
     """Raise Corrupt if a table file that was not found is in use: a compaction has not replaced it."""
     if name in store.table_files():
-        subject = f"{store.path.name}/{name}"
+        subject = name_in_folder(store.path / name)
         message = f"{subject} is missing"
         raise Corrupt(message, subject=subject)
+
+
+def name_in_folder(path: Path) -> str:
+    """Return the name of a table file in the folder of the job.
+
+    >>> name_in_folder(Path("/var/job/state/000012.sst"))
+    'state/000012.sst'
+    """
+    return f"{path.parent.name}/{path.name}"
 
 
 def verify_table(path: Path) -> None:
     """Verify every block of a table file.
 
     Raises:
-        Corrupt: It is damaged. The subject is its name in the folder of the job, such as `state/000012.sst`.
+        Corrupt: It is damaged. The subject is its `name_in_folder`.
     """
     for _ in check_table(path):
         pass
@@ -95,7 +104,7 @@ def check_table(path: Path) -> Iterator[int]:
         Corrupt: As in `verify_table`.
         FileNotFoundError: The file does not exist.
     """
-    name = f"{path.parent.name}/{path.name}"
+    name = name_in_folder(path)
     try:
         with path.open("rb", buffering=0) as file:
             yield from _Table(file.fileno()).check()

@@ -15,7 +15,7 @@ import structlog
 
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
-from checkpoints.table_file import check_table, require_replaced
+from checkpoints.table_file import check_table, name_in_folder, require_replaced
 from pipelines.loops.periodic import Periodic
 from popstream.wire.base_errors import RESTORE, Corrupt
 
@@ -109,7 +109,7 @@ class Scrub:
         pace = self._new_pace(max(BYTES_PER_S_MIN, size / self._pass_s))
         read = self._read_before_a_restart()
         for store, name in files:
-            if _subject(store, name) not in read:
+            if name_in_folder(store.path / name) not in read:
                 try:
                     self._read_file(store, name, pace)
                 except Corrupt as error:
@@ -128,15 +128,11 @@ class Scrub:
             require_replaced(store, name)
         else:
             with self._place.open("a") as place:
-                place.write(f"{_subject(store, name)}\n")
+                place.write(f"{name_in_folder(store.path / name)}\n")
 
     def _read_before_a_restart(self) -> set[str]:
         """Return the sound files that the pass has read before the job was stopped in the middle of it."""
         return set(self._place.read_text(errors="replace").splitlines()) if self._place.exists() else set()
-
-
-def _subject(store: RocksStore, name: str) -> str:
-    return f"{store.path.name}/{name}"
 
 
 def _size(path: Path) -> int:
