@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from connectors.delta.log.commits import sync
 from connectors.delta.log.table_log import DataFile
 from connectors.delta.schemas import arrow_schema
+from connectors.delta.tables import QUOTING_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,8 +35,6 @@ _OPEN_MAX: Final = 32
 
 _TEXT_MAX: Final = 32
 """Characters of a text in the statistics, as many as Spark keeps."""
-
-_FREE_TEXTS: Final = ("cause", "detail", "observed")
 
 _LAST_CHARACTER: Final = "\U0010ffff"
 
@@ -106,7 +105,7 @@ def file_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Return what Delta keeps of the rows of a file ("Per-file Statistics" of Delta's protocol), by its footer.
 
     A column of which the least or greatest value is not known, as of booleans and long texts, has no entry for it; nor
-    have those with free text: it may be a person's, and the log keeps what the table has erased.
+    have those that quote clients: the log keeps what the table has erased.
     """
     columns: dict[str, list[pq.Statistics | None]] = {}
     for number in range(metadata.num_row_groups):
@@ -122,7 +121,7 @@ def file_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
             continue
         statistics = [each for each in found if each is not None]
         nulls[name] = sum(each.null_count for each in statistics)
-        with_values = [each for each in statistics if each.num_values and name not in _FREE_TEXTS]
+        with_values = [each for each in statistics if each.num_values and name not in QUOTING_COLUMNS]
         if with_values and all(each.has_min_max for each in with_values):
             low, high = min(each.min for each in with_values), max(each.max for each in with_values)
             if (low := _least(low)) is not None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from broker_state.audit import HANDLER_CAUSE
+from connectors.delta.tables import QUOTING_COLUMNS
 
 __all__ = ["ERASED", "ERASED_CAUSE", "NO_HEAD", "RejectedHeads", "is_withheld", "kept_head"]
 
@@ -20,9 +21,6 @@ ERASED_CAUSE: Final = f"{HANDLER_CAUSE}: {ERASED}"
 
 NO_HEAD: Final = b""
 """A head that was erased or not kept."""
-
-_TEXTS: Final = ("cause", "detail")
-_HEAD: Final = "value_head"
 
 
 class RejectedHeads(StrEnum):
@@ -52,8 +50,8 @@ def is_withheld(column: str, wanted: object, found: object) -> bool:
     >>> is_withheld("value_head", b"secret", b""), is_withheld("value_head", b"secret", b"other")
     (True, False)
     """
-    if column in _TEXTS:
-        return found in (ERASED, ERASED_CAUSE)
-    return (
-        column == _HEAD and isinstance(wanted, bytes) and found in {kept_head(wanted, kept) for kept in RejectedHeads}
-    )
+    if column not in QUOTING_COLUMNS:
+        return False
+    if isinstance(wanted, bytes):
+        return found in {kept_head(wanted, kept) for kept in RejectedHeads}
+    return found in (ERASED, ERASED_CAUSE)

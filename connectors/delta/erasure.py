@@ -5,7 +5,7 @@ files with such texts ──written anew──> one commit: remove, add, txn (ro
 files of earlier versions, and such that no commit names: deleted if they have such texts
 ```
 
-What remains is in keys and names, which identify rows: a text is only looked for where free text is kept (`TEXTS`).
+What remains is in keys and names, which identify rows: a text is only looked for in columns that quote clients.
 Other processes may append meanwhile. Whoever reads an earlier version loses it.
 """
 
@@ -43,15 +43,7 @@ if TYPE_CHECKING:
 
     from connectors.delta.log.table_log import DataFiles
 
-__all__ = ["TEXTS", "Erased", "Wanted", "erase"]
-
-TEXTS: Final = {
-    "operations": ("detail",),
-    "deliveries": ("cause",),
-    "rejected": ("detail", "value_head"),
-    "quality_results": ("observed",),
-}
-"""By table, the columns that quote what clients sent."""
+__all__ = ["Erased", "Wanted", "erase"]
 
 _SETTLED_AFTER_S: Final = 3_600.0
 """A file that no commit names belongs to nobody when it is older: a writer commits what it wrote within seconds."""
@@ -90,7 +82,7 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def erase(root: Path, name: str, wanted: Wanted, *, dry_run: bool = False) -> Erased:
-    """Erase texts from a table of `TEXTS`; with `dry_run` only count them.
+    """Erase texts from a table that quotes clients; with `dry_run` only count them.
 
     Raises:
         Corrupt: The log or a file cannot be read.
@@ -206,7 +198,7 @@ def _groups(path: Path, name: str, columns: Sequence[str] | None = None) -> Iter
 
 
 def _count(path: Path, table: Table, name: str, wanted: Wanted) -> int:
-    columns = [*TEXTS[table.name]]
+    columns = [*table.quoting_columns]
     if wanted.record is not None:
         columns += ["partition", "kafka_offset"]
     if wanted.message is not None:
@@ -230,7 +222,7 @@ def _masks(table: Table, rows: pa.Table, wanted: Wanted) -> dict[str, np.ndarray
         if {"first_offset", "last_offset"} <= names:
             begins = pc.less_equal(rows["first_offset"], offset)
             within &= _true(pc.and_(begins, pc.greater_equal(rows["last_offset"], offset)))
-    return {column: within & _has_text(rows[column], wanted) for column in TEXTS[table.name] if column in names}
+    return {column: within & _has_text(rows[column], wanted) for column in table.quoting_columns if column in names}
 
 
 def _equal(rows: pa.Table, column: str, value: object) -> np.ndarray:

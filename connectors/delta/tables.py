@@ -14,7 +14,7 @@ the job. The suites in `expectations` check `required_columns` instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,6 +32,7 @@ __all__ = [
     "DELIVERIES",
     "FLUSHER_COLUMNS",
     "KEY_COLUMNS",
+    "QUOTING_COLUMNS",
     "REJECTED",
     "TABLES",
     "Column",
@@ -66,6 +67,8 @@ class Column:
             399,000 rows/s, 4 instead of 16 bytes per row).
         values: Every value that the code can write, if these are few. Clients of other versions may cause others.
         of_ms: The column in milliseconds of which this is the timestamp; None: it is none.
+        quotes_clients: Has text that clients wrote, maybe a person's: it can be erased, `verify` takes an erased value
+            for the one that was decided, and the statistics in Delta's log, which are kept for long, do not have it.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Column:
     repeats: bool = False
     values: tuple[str, ...] = ()
     of_ms: str | None = None
+    quotes_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,11 @@ class Table:
     def decided_columns(self) -> tuple[Column, ...]:
         """The columns of the rows as they were decided: not those that the flusher adds or that follow from others."""
         return tuple(column for column in self.columns if column not in FLUSHER_COLUMNS and column.of_ms is None)
+
+    @property
+    def quoting_columns(self) -> tuple[str, ...]:
+        """Names of the columns that quote what clients sent."""
+        return tuple(column.name for column in self.columns if column.quotes_clients)
 
     @property
     def required_columns(self) -> tuple[str, ...]:
@@ -138,6 +147,10 @@ def _word(name: str, comment: str, values: Iterable[str] = (), *, required: bool
 
 def _text(name: str, comment: str, *, required: bool = True) -> Column:
     return Column(name, Kind.STRING, comment, required)
+
+
+def _quoting(column: Column) -> Column:
+    return replace(column, quotes_clients=True)
 
 
 def _flag(name: str, comment: str) -> Column:
@@ -193,7 +206,7 @@ _OPERATIONS: Final = Table(
         _long("deadline_before_ms", "Deadline of the lease before the operation, ms since 1970.", required=False),
         _long("deadline_after_ms", "Deadline of the lease after the operation, ms since 1970.", required=False),
         _int("attempt", "Number of the delivery, 1 for the first.", required=False),
-        _text("detail", "Free-text detail, such as the reject reason.", required=False),
+        _quoting(_text("detail", "Free-text detail, such as the reject reason.", required=False)),
         _word(
             "admin_key",
             "Id of the admin key that signed the operation; null: it is not signed, or the job had no keys.",
@@ -220,11 +233,14 @@ DELIVERIES: Final = Table(
         _int("attempt", "Number of the delivery, 1 for the first."),
         _long("at_ms", "When the step took effect, ms since 1970: of an expiry its deadline, otherwise `now_ms`."),
         _long("deadline_ms", "Deadline of the lease, ms since 1970; of an ended one its last.", required=False),
-        _word(
-            "cause",
-            "Cause of the step. Clients name some: of a message that a failed handler gave back it is `handler: ` and"
-            " what it raised, of a reject its reason, of an ack of what could not be consumed GONE or UNREADABLE.",
-            CAUSES,
+        _quoting(
+            _word(
+                "cause",
+                "Cause of the step. Clients name some: of a message that a failed handler gave back it is `handler: `"
+                " and what it raised, of a reject its reason, of an ack of what could not be consumed GONE or"
+                " UNREADABLE.",
+                CAUSES,
+            )
         ),
         _word(
             "client_id",
@@ -296,13 +312,14 @@ REJECTED: Final = Table(
     _with_timestamps(
         *_CAUSE,
         _word("reason", "Why it is rejected.", REJECT_REASONS),
-        _text("detail", "The message of the decoder."),
+        _quoting(_text("detail", "The message of the decoder.")),
         _long("value_bytes", "Length of the record's value."),
         _text("value_sha256", "SHA-256 of the whole value, in hex."),
         Column(
             "value_head",
             Kind.BINARY,
             "The first 4 KiB of the value; by the setting `rejected_heads` their SHA-256, or empty; empty when erased.",
+            quotes_clients=True,
         ),
         _text("op_id", "op_id, when it could be read.", required=False),
         _int("reply_to", "Partition of the results topic, when it could be read.", required=False),
@@ -367,7 +384,7 @@ _QUALITY_RESULTS: Final = Table(
             required=False,
         ),
         _flag("success", "Whether the expectation holds."),
-        _text("observed", "Result as text; of a failure the first unexpected rows as JSON."),
+        _quoting(_text("observed", "Result as text; of a failure the first unexpected rows as JSON.")),
         _long("unexpected_count", "Rows that violate the expectation; -1: it could not be evaluated."),
         Column("run_at", Kind.TIMESTAMP, "When the check ran."),
     ),
@@ -382,6 +399,9 @@ DATED_TABLES: Final = {**AUDIT_TABLES, CONSUME_QUEUE.name: CONSUME_QUEUE}
 """The tables that are partitioned by a date, which the job writes."""
 
 TABLES: Final = {**DATED_TABLES, _QUALITY_RESULTS.name: _QUALITY_RESULTS}
+
+QUOTING_COLUMNS: Final = frozenset(name for table in TABLES.values() for name in table.quoting_columns)
+"""Names of columns that quote what clients sent, in any table: where one has the name, all that have it do."""
 
 
 def table_path(root: Path, table: str) -> Path:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 from checkpoints.layout import JobFolder
-from connectors.delta.erasure import TEXTS, Erased, Wanted, erase
+from connectors.delta.erasure import Erased, Wanted, erase
+from connectors.delta.tables import TABLES
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import retention_ms
 from pipelines.cli.printing import print_facts, standard_output
@@ -48,7 +49,8 @@ def run_erase(settings: JobSettings, wanted: Wanted, *, dry_run: bool, as_json: 
     if not folder.delta.is_dir():
         message = f"there are no tables in {folder.root}"
         raise Invalid(message, subject=str(folder.root))
-    done = [erase(folder.delta, name, wanted, dry_run=dry_run) for name in TEXTS]
+    quoting = [name for name, table in TABLES.items() if table.quoting_columns]
+    done = [erase(folder.delta, name, wanted, dry_run=dry_run) for name in quoting]
     report = Report(dry_run=dry_run, tables=done, not_reached=list(_not_reached(settings, folder)))
     if as_json:
         print(msgspec.json.encode(report).decode())
