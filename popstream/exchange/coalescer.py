@@ -131,14 +131,19 @@ class Coalescer(Generic[Key, Item]):
                     LOG.exception("%d items of %s could not be emitted", len(items), key)
                     self._failed(items, error)
 
-    def close(self) -> None:
-        """Emit the waiting items and end the thread; more calls do nothing."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Emit the waiting items and end the thread; more calls do nothing.
+
+        Args:
+            timeout_s: How long to wait for that; the thread goes on with it then. None: as long as it takes.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        self.flush()
+        if threading.current_thread() is self._thread:
+            self.flush()
+        else:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while True:
@@ -150,6 +155,7 @@ class Coalescer(Generic[Key, Item]):
                     if left_s <= 0 or not self._waiting_count:
                         break
                     self._changed.wait(left_s)
-                if self._is_closed:
-                    return
+                is_last = self._is_closed
             self.flush()
+            if is_last:
+                return

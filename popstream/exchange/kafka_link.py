@@ -138,8 +138,8 @@ class KafkaLink:
         polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=FRAMES_MAX)
         return [record.value for records in polled.values() for record in records if record.value is not None]
 
-    def close(self) -> None:
-        """Wait for records in flight, at most for the delivery time-out, and disconnect."""
-        self._producer.close(self._settings.delivery_timeout_ms / 1000)
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Wait for records in flight, at most for the time-out, and disconnect."""
+        self._producer.close(timeout_s)
         if self._consumer is not None:
             self._consumer.close(autocommit=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,7 @@ class ResilientProducer:
 
     def close(self, timeout_s: float) -> None:
         """Wait for records in flight, at most for the time-out, and disconnect."""
+        deadline_s = time.monotonic() + timeout_s
         self._closing.set()
         with self._lock:
             replacing = self._replacing
@@ -107,7 +109,7 @@ class ResilientProducer:
         with self._lock:
             kafka = self.current
         if kafka is not None:
-            close_producer(kafka, timeout_s)
+            close_producer(kafka, max(0.0, deadline_s - time.monotonic()))
 
     def _replace(self, old: Kafka) -> None:
         LOG.warning("%s: requests were not acknowledged; replacing the Kafka producer", self._options["client_id"])

@@ -71,8 +71,8 @@ class Link(Protocol):
     def receive(self, timeout_s: float) -> list[bytes]:
         """Return the frames that have arrived; wait for the first one up to `timeout_s`."""
 
-    def close(self) -> None:
-        """Disconnect; not called during `receive`."""
+    def close(self, timeout_s: float) -> None:
+        """Wait for operations in flight, at most for the time-out, and disconnect; not called during `receive`."""
 
 
 class Transport:
@@ -214,8 +214,12 @@ class Transport:
             return
         self._hand_over(ops_key(command.topic, command.queue_id), value, on_sent, waits=True)
 
-    def close(self) -> None:
-        """Disconnect; calls that wait raise `ClientClosed`. More calls do nothing."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Disconnect; calls that wait raise `ClientClosed`. More calls do nothing.
+
+        Args:
+            timeout_s: How long operations in flight may take to be written; default: `delivery_timeout_ms`.
+        """
         if self._is_closing.is_set():
             return
         self._is_closing.set()
@@ -223,7 +227,7 @@ class Transport:
         self._pending.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._link.close()
+        self._link.close(self.settings.delivery_timeout_ms / 1000 if timeout_s is None else timeout_s)
         self._close_history()
 
     def __enter__(self) -> Self:

@@ -75,6 +75,6 @@ class MemoryLink:
             frames.append(self._frames.get())
         return frames
 
-    def close(self) -> None:
+    def close(self, _timeout_s: float) -> None:
         """Record that it was closed."""
         self.is_closed = True

@@ -95,3 +95,19 @@ def test_nothing_is_lost_or_doubled_with_many_callers() -> None:
     coalescer.close()
     assert sorted(emitted) == [item for start in range(0, 4_000, 1_000) for item in range(start, start + 500)]
     assert [item for item in emitted if item < 1_000] == list(range(500))
+
+
+def test_close_waits_no_longer_than_told_and_the_rest_follows() -> None:
+    is_free, emitted = threading.Event(), []
+
+    def emit(key: str, items: list[int]) -> None:
+        is_free.wait(60)
+        emitted.append((key, items))
+
+    slow: Coalescer[str, int] = Coalescer("slow", delay_ms=0, items_max=1, emit=emit, failed=lambda *_: None)
+    slow.add([("a", 1)])
+    slow.close(timeout_s=0.01)
+    assert emitted == []
+    is_free.set()
+    slow.close()
+    assert emitted == [("a", [1])]
