@@ -276,6 +276,7 @@ class Producer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
             Invalid: The messages cannot be one batch. Nothing is sent.
+            NotWritten: Kafka does not say which queues the topic has. Nothing is sent.
         """
         self._require_open()
         if not messages:

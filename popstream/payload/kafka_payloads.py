@@ -224,25 +224,28 @@ class KafkaPayloads:
             raise closed(self._settings)
 
     def _run(self) -> None:
-        """Read for the calls that wait; only this thread uses the reader."""
-        while True:
-            with self._changed:
-                while not self._planner and not self._is_closed:
-                    if not self._changed.wait(REST_S):
-                        self._reader.rest()
-                if not self._planner:
-                    break
-                targets = self._planner.targets(time.monotonic())
+        """Read for the calls that wait; only this thread uses the reader. All consumers of the process depend on it."""
+        while self._wait_for_calls():
+            targets: dict[QueueKey, int] = {}
             try:
+                with self._changed:
+                    targets = self._planner.targets(time.monotonic())
                 blocks = self._reader.read(targets)
-            except Exception as error:
-                LOG.info("could not read %s", targets, exc_info=True)
-                self._fail(targets, error)
-            else:
                 with self._changed:
                     for call in self._planner.serve(blocks, time.monotonic()):
                         call.done.set()
+            except Exception as error:
+                LOG.info("could not read %s", targets, exc_info=True)
+                self._fail(targets, error)
         self._reader.close()
+
+    def _wait_for_calls(self) -> bool:
+        """Wait until there is something to read; return False when the last call has ended after `close`."""
+        with self._changed:
+            while not self._planner and not self._is_closed:
+                if not self._changed.wait(REST_S):
+                    self._reader.rest()
+            return bool(self._planner)
 
     def _fail(self, targets: dict[QueueKey, int], error: Exception) -> None:
         """Disconnect, as the state of a consumer after an error is unknown, and end the calls that it concerns."""
@@ -250,7 +253,7 @@ class KafkaPayloads:
         is_at_target = all(self._reader.is_at(queue, offset) for queue, offset in targets.items())
         self._reader.close()
         with self._changed:
-            if not is_connected:
+            if not is_connected or not targets:
                 failed = self._planner.fail_all()
             elif len(targets) > 1 or is_at_target:
                 failed = self._planner.fail(targets, time.monotonic())

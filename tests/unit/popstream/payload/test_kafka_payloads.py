@@ -648,3 +648,14 @@ def test_the_job_in_memory_gives_payloads_likewise() -> None:
     assert job.payloads.counts().records_delivered == 3 + 2 + 3 + 3
     with pytest.raises(Invalid, match="orders/7 does not exist"):
         job.payloads.read("orders", 7, 0, 1, 1)
+
+
+def test_an_error_of_the_fetcher_itself_ends_the_calls_and_not_the_fetcher(
+    logs: dict[tuple[str, int], Log], payloads: KafkaPayloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs[QUEUE] = Log(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(payloads._planner, "targets", lambda _now_s: 1 / 0)
+        with pytest.raises(Corrupt, match="ZeroDivisionError"):
+            payloads.fetch(*QUEUE, [(0, 0)], LONG_S)
+    assert [*payloads.fetch(*QUEUE, [(0, 0)], LONG_S).payloads] == [0]
