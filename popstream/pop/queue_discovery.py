@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,7 @@ class QueueDiscovery:
         """Return all queues of the topics that are due; a topic that Kafka cannot describe now is retried later.
 
         Raises:
-            Invalid: A topic does not exist.
+            Invalid: A topic that was not found before does not exist.
         """
         found: list[QueueKey] = []
         for topic, refresh_at_s in self._refresh_at_s.items():
@@ -47,7 +47,10 @@ class QueueDiscovery:
                 continue
             try:
                 queue_ids = self._queues_of(topic)
-            except Unavailable as error:
+            except (Invalid, Unavailable) as error:
+                # A broker that has just started may not know a topic that exists.
+                if isinstance(error, Invalid) and topic not in self._first_queues:
+                    raise
                 if topic not in self._failing:
                     LOG.warning("cannot list the queues of %s, retrying: %s", topic, error)
                 self._failing.add(topic)

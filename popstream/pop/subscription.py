@@ -300,11 +300,22 @@ class Subscription:
         except Exception as error:
             LOG.exception("%s has stopped to pop", self._client_id)
             self._fail(error)
+            self._abandon()
         finally:
             self._hand_out.return_all()
             self._stop_watching_releases()
             if self._unsubscribe is not None:
                 self._unsubscribe()
+
+    def _abandon(self) -> None:
+        """Have the messages released that pops in flight lease: nobody takes their answers any more."""
+        with self._changed:
+            abandoned = list(self._asked.items())
+            self._asked.clear()
+            self._answers.clear()
+        for op_id, asked in abandoned:
+            self._pops.abandon(*asked.visit.queue, op_id)
+            self._pops.ended(op_id)
 
     def _fail(self, error: Exception) -> None:
         with self._changed:

@@ -5,6 +5,7 @@ Method: the kernel itself, in memory; threads are waited for by what they do, no
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -625,3 +626,51 @@ def no_thread_stays() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def test_an_orderly_iteration_goes_on_after_an_ack_by_receipt(job: MemoryJob) -> None:
+    with job.consumer("billing", topics=["orders"], order=True) as consumer:
+        subscription = consumer.subscribe()
+        (first,) = subscription.take(1, 60)
+        (outcome,) = consumer.ack([first.receipt])
+        assert outcome.applied
+        assert first.is_settled
+        found = [subscription.take(1, 60)[0]]
+        while found[-1].queue_id != first.queue_id:
+            found[-1].ack()
+            found += subscription.take(1, 60)
+        assert found[-1].queue_offset == 1
+
+
+def test_a_topic_that_was_found_before_may_be_unknown_for_a_while(
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("popstream.pop.queue_discovery.REFRESH_S", 0.01)
+    monkeypatch.setattr("popstream.pop.queue_discovery.RETRY_PAUSE_S", 0.01)
+    find, looks = job.payloads.queue_ids, itertools.count(1)
+
+    def find_sometimes(topic: str) -> Sequence[int]:
+        if next(looks) in (3, 5):
+            message = f"{topic} does not exist"
+            raise Invalid(message, subject=topic)
+        return find(topic)
+
+    monkeypatch.setattr(job.payloads, "queue_ids", find_sometimes)
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        subscription = consumer.subscribe()
+        eventually(lambda: next(looks) > 20)
+        assert not subscription.is_stopped
+
+
+def test_pops_in_flight_when_a_subscription_fails_lease_nothing(
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        drain(consumer, len(ALL))
+        subscription = consumer.subscribe()
+        eventually(lambda: len(subscription._asked) == 4)
+        monkeypatch.setattr(subscription._discovery, "refresh", lambda _now_s: 1 / 0)
+        eventually(lambda: subscription.is_stopped and not consumer._pops._in_flight)
+        job.write("orders", 0, [b"later"])
+        with job.consumer("billing") as other:
+            assert [message.value for message in other.pop("orders", 0)] == [b"later"]
