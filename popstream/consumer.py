@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
-from popstream.lease.entries import Change
+from popstream.lease.entries import RETURNED, Change
 from popstream.lease.failed_handler import Retries
 from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
@@ -281,7 +281,8 @@ class Consumer(Generic[Body]):
     def __iter__(self) -> Iterator[Message[Body]]:
         """Iterate over the messages of the topics until `stop` or `close`; settle each one, see `Message`.
 
-        In an orderly group the next message of a queue is handed out when the one before it is settled.
+        In an orderly group the next message of a queue is handed out when the one before it is settled. After `break`
+        the messages that were prefetched are still held, for the next iteration: `stop` releases them.
 
         Raises:
             Refused: The job refuses pops of this group.
@@ -470,10 +471,18 @@ class Consumer(Generic[Body]):
         Raises:
             AnswerTimeout: Some outcomes are unknown; the error holds the known ones.
             ClientClosed: The consumer was closed.
+            Invalid: The time is out of range.
         """
         self._require_open()
         change = Change(invisible_time_ms, suspend)
         return self._leases.settlement.change((message, change) for message in messages).result()
+
+    def release_unseen(self, messages: Iterable[Message]) -> None:
+        """Release messages that nobody has seen, without waiting: the delivery does not count as an attempt.
+
+        A consumer that is closed has released them.
+        """
+        self._leases.settlement.change(((message, RETURNED) for message in messages), keeps=False)
 
     def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
         """Send messages to the dead-letter topic now; `cause` is recorded with them.
@@ -556,7 +565,8 @@ class Consumer(Generic[Body]):
         Args:
             release: Make held messages visible at once, by one operation for each queue; the delivery counts as an
                 attempt. Otherwise their leases run on, and receipts remain valid.
-            timeout_ms: Upper bound of the whole call, in milliseconds.
+            timeout_ms: Upper bound of the whole call, in milliseconds. Only a read of records that has begun may take
+                longer, by `fetch_timeout_ms` at most.
         """
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
@@ -639,9 +649,9 @@ class Consumer(Generic[Body]):
             self._is_closed = True
             self._observers.closed(self)
             self._ignore_answers()
-            self._leases.close()
+            self._leases.close(left_s(deadline_s))
             if self._owns_transport:
-                self._transport.close()
+                self._transport.close(left_s(deadline_s))
             LOG.info("%s is closed; records of this process so far: %s", self.client_id, self._payloads.counts())
             self._payloads.close()
             self._queue_types.close()

@@ -143,6 +143,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
         Raises:
             ClientClosed: The consumer was closed.
+            Invalid: `seconds` is out of range.
         """
         return self._settler().extend_one(self, round(seconds * 1000))
 
@@ -151,6 +152,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
         Raises:
             ClientClosed: The consumer was closed.
+            Invalid: `delay` is out of range: 0 seconds to 12 hours.
         """
         return self._settler().release_one(self, round(delay * 1000))
 
@@ -216,7 +218,8 @@ class FilterVerdict(enum.Enum):
 
     CONSUME = "CONSUME"
     TO_RETURN = "TO_RETURN"
-    """Give it back for one second."""
+    """Release it for one second. This delivery counts as an attempt: a message that no consumer wants is a dead letter
+    after `max_attempts`."""
     TO_DEAD_LETTER = "TO_DEAD_LETTER"
     """Reject it to the dead letters."""
 

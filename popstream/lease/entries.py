@@ -19,6 +19,8 @@ from popstream.awaitable import AwaitableFuture
 from popstream.errors import AnswerTimeout, AnswerUnreadable
 from popstream.exchange.coalescer import ranges_by_label
 from popstream.outcome import Outcome, ReceiptHandle
+from popstream.wire.base_errors import Invalid
+from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -67,12 +69,21 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     With `suspend` the next delivery does not count as a further attempt. `release` and `cause` are those of the wire
     (popstream.wire.command.ChangeEntry).
+
+    Raises:
+        Invalid: The job would refuse the time.
     """
 
     invisible_time_ms: int
     suspend: bool = False
     release: Release | None = None
     cause: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the time while the message is held: if the job refused it, the lease would be left to expire."""
+        if not 0 <= self.invisible_time_ms <= INVISIBLE_TIME_MS_MAX:
+            message = f"an invisible time is 0..{INVISIBLE_TIME_MS_MAX} ms (12 hours), not {self.invisible_time_ms}"
+            raise Invalid(message, subject="invisible_time_ms")
 
 
 RETURNED = Change(0, suspend=True)
@@ -138,6 +149,9 @@ class MessageRequest(msgspec.Struct, Generic[Label], frozen=True, gc=False):
     label: Label
     batch_future: BatchFuture
     index: int
+    during_renewal: bool = False
+    """Whether the message was being renewed at the time of the call: the renewal then replaces the handle that is sent.
+    """
 
 
 class PlannedEntry(msgspec.Struct, Generic[Label], frozen=True):

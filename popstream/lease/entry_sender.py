@@ -151,18 +151,25 @@ class EntrySender:
             message.state = MessageState.FINISHED
 
     def change(
-        self, changes: Iterable[tuple[Receipt, Change]], *, keeps: bool = True, timeout_ms: int | None = None
+        self,
+        changes: Iterable[tuple[Receipt, Change]],
+        *,
+        keeps: bool = True,
+        is_renewal: bool = False,
+        timeout_ms: int | None = None,
     ) -> OutcomesFuture:
         """Change invisible times now, by one record for each queue; receipts get new handles before the future is done.
 
-        Messages whose lease has ended by the broker's clock are not sent: their outcome is EXPIRED_LOCALLY.
+        Messages whose lease has ended by the broker's clock are not sent: their outcome is EXPIRED_LOCALLY. A change of
+        a message that is being renewed is sent once more, with the new handle, if the job decides the renewal first.
 
         Args:
             changes: Each message with its change.
             keeps: The messages remain held, except for those that become visible at once. Otherwise all are released.
+            is_renewal: A change that anybody else asks for takes precedence.
             timeout_ms: How long to wait for the answers; default: `answer_timeout_ms`.
         """
-        requests, future = self._requests(changes)
+        requests, future = self._requests(changes, overtakes=not is_renewal)
         self.let_go(
             (request.receipt for request in requests if not (keeps and request.label.invisible_time_ms)),
             MessageState.RETURNED,
@@ -190,8 +197,9 @@ class EntrySender:
         """Hold messages no longer, and record how they are settled, unless they were before."""
         listed = list(receipts)
         for receipt in listed:
-            if isinstance(receipt, Message) and not receipt.is_settled:
-                receipt.state = state
+            message = receipt if isinstance(receipt, Message) else self._held.message_of(receipt)
+            if message is not None and not message.is_settled:
+                message.state = state
         self._held.release(listed)
 
     def send_waiting(self) -> None:
@@ -212,12 +220,12 @@ class EntrySender:
             message = f"{len(left)} requests about messages have no answer after {timeout_s:.1f} s"
             raise AnswerTimeout(message, op_ids=(), in_log=False, subject=self._client_id)
 
-    def close(self) -> None:
-        """Send the acks that wait, and refuse later ones."""
-        self._acks.close()
+    def close(self, timeout_s: float | None = None) -> None:
+        """Send the acks that wait, and refuse later ones; None: wait as long as that takes."""
+        self._acks.close(timeout_s)
 
     def _requests(
-        self, labelled: Iterable[tuple[Receipt, Hashable]]
+        self, labelled: Iterable[tuple[Receipt, Hashable]], *, overtakes: bool = False
     ) -> tuple[list[MessageRequest[Any]], OutcomesFuture]:
         listed = list(labelled)
         batch_future = BatchFuture(len(listed))
@@ -225,7 +233,9 @@ class EntrySender:
             self._unanswered.add(batch_future.future)
         batch_future.future.add_done_callback(self._forget)
         requests = [
-            MessageRequest(receipt, receipt.handle.text, label, batch_future, index)
+            MessageRequest(
+                receipt, receipt.handle.text, label, batch_future, index, overtakes and self._held.is_renewing(receipt)
+            )
             for index, (receipt, label) in enumerate(listed)
         ]
         return requests, batch_future.future
@@ -252,11 +262,14 @@ class EntrySender:
                 self._held.hold([request.receipt], now_s + lease_ms / 1000, now_s, first_lease_ms=lease_ms)
 
     def _without_expired(self, requests: list[MessageRequest[Change]]) -> list[MessageRequest[Change]]:
-        """Settle the requests whose lease has ended, and return the others (seed 000: filter expired handles)."""
+        """Settle the requests whose lease has ended, and return the others."""
         now_ms = self._transport.broker_clock.now_ms(time.monotonic())
         if now_ms is None:
             return requests
-        expired = [request for request in requests if _is_expired(request.receipt, now_ms)]
+        # A renewal in flight was sent in time: it may have been decided.
+        expired = [
+            request for request in requests if not request.during_renewal and _is_expired(request.receipt, now_ms)
+        ]
         if not expired:
             return requests
         self._held.release(request.receipt for request in expired)
@@ -312,17 +325,35 @@ class EntrySender:
                 # With the time-out of the settings, as another operation.
                 self._send(kind, queue_of(planned.requests[0].receipt), planned.requests)
                 return
-            found = outcomes(planned, answer)
+            requests, found = planned.requests, outcomes(planned, answer)
             if kind.is_change:
-                for request, outcome in zip(planned.requests, found, strict=True):
+                for request, outcome in zip(requests, found, strict=True):
                     self._changed(request, outcome)
+                requests, found = self._without_superseded(kind, requests, found)
         except Exception as error:  # noqa: BLE001 - it reaches the callers through their futures
             _fail(planned.requests, error)
         else:
             if self._observers and kind.settles is not None:
                 count = sum(outcome.applied for outcome in found)
                 self._observers.settled(self._group, planned.requests[0].receipt.topic, kind.settles, count)
-            _settle_all(planned.requests, found)
+            _settle_all(requests, found)
+
+    def _without_superseded(
+        self, kind: _Kind, requests: list[MessageRequest[Change]], found: list[Outcome]
+    ) -> tuple[list[MessageRequest[Change]], list[Outcome]]:
+        """Send again, with the new handle, what a renewal of this consumer came before; return the others."""
+        left: list[MessageRequest[Change]] = []
+        outcomes_left: list[Outcome] = []
+        again: list[MessageRequest[Change]] = []
+        for request, outcome in zip(requests, found, strict=True):
+            if request.during_renewal and outcome.reason is Reason.SUPERSEDED and outcome.handle is not None:
+                again.append(msgspec.structs.replace(request, handle=outcome.handle.text, during_renewal=False))
+            else:
+                left.append(request)
+                outcomes_left.append(outcome)
+        if again:
+            self._send(kind, queue_of(again[0].receipt), again)
+        return left, outcomes_left
 
     def _changed(self, request: MessageRequest[Change], outcome: Outcome) -> None:
         receipt = request.receipt

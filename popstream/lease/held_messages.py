@@ -126,6 +126,16 @@ class HeldMessages:
         is_same = not isinstance(receipt, Message) and _epoch(receipt) == _epoch(holding.receipt)
         return holding if is_same else None
 
+    def message_of(self, receipt: Receipt) -> Message | None:
+        """Return the held message to which a bare receipt belongs."""
+        holding = self.find(receipt)
+        return holding.receipt if holding is not None and isinstance(holding.receipt, Message) else None
+
+    def is_renewing(self, receipt: Receipt) -> bool:
+        """Tell whether a renewal of a message is in flight."""
+        holding = self.find(receipt)
+        return holding is not None and holding.is_renewing
+
     def has_any(self, queue: QueueKey) -> bool:
         """Tell whether messages of a queue are held."""
         return bool(self._queues.get(queue))
@@ -177,19 +187,22 @@ class HeldMessages:
         with self._lock:
             return [holding for queue in self._queues.values() for holding in queue.values()]
 
-    def take_all(self, now_s: float) -> list[Receipt]:
-        """Remove all messages; return those whose lease may not have ended yet, by queue and offset."""
+    def leased(self, now_s: float) -> list[Receipt]:
+        """Return the messages whose lease may not have ended yet, by queue and offset."""
         with self._lock:
-            taken = [
+            return [
                 holding.receipt
                 for _, queue in sorted(self._queues.items())
                 for _, holding in sorted(queue.items())
-                if holding.until_s > now_s
+                if holding.until_s > now_s or holding.is_renewing
             ]
+
+    def clear(self) -> None:
+        """Remove all messages."""
+        with self._lock:
             self._queues.clear()
             count, self._count, self._payload_bytes = self._count, 0, 0
         self._notify_released(count)
-        return taken
 
     def _drop(self, holdings: Iterable[HeldMessage]) -> int:
         """Remove entries, of which some may be named twice; return how many were removed."""

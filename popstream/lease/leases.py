@@ -128,8 +128,8 @@ class Leases:
             self.settlement.flush(left_s(deadline_s))
         except AnswerTimeout as error:
             LOG.warning("%s: %s; their units will be redelivered", self._client_id, error)
-        self._entries.close()
-        held = self.held.take_all(time.monotonic())
+        self._entries.close(left_s(deadline_s))
+        held = self.held.leased(time.monotonic())
         if held and release:
             # Before the acks are waited for: a queue that does not answer must not keep the others' messages.
             timeout_ms = int(left_s(deadline_s) * 1000)
@@ -137,11 +137,12 @@ class Leases:
                 ((message, Change(0, release="after")) for message in held), keeps=False, timeout_ms=timeout_ms
             )
             released.add_done_callback(partial(_log_released, self._client_id))
+        self.held.clear()
         self._entries.flush(left_s(deadline_s))
 
-    def close(self) -> None:
-        """Send the acks that wait for others, and refuse later ones."""
-        self._entries.close()
+    def close(self, timeout_s: float | None = None) -> None:
+        """Send the acks that wait for others, and refuse later ones; None: wait as long as that takes."""
+        self._entries.close(timeout_s)
 
 
 def left_s(deadline_s: float) -> float:

@@ -16,6 +16,7 @@ from popstream.lease.entries import DELIVERY_OVER, Change
 from popstream.message import MessageState
 from popstream.outcome import queue_of
 from popstream.wire.base_errors import Invalid
+from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,11 +60,14 @@ class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Check the values.
 
         Raises:
-            Invalid: A value is not positive.
+            Invalid: A value is not positive, or a step is longer than a lease may be.
         """
         ahead_ms = 1 if self.ahead_ms is None else self.ahead_ms
         if min(*self.steps_ms, ahead_ms, self.check_ms, self.refused_max, self.total_ms) < 1:
             message = "the values of a renewal policy are at least 1"
+            raise Invalid(message, subject="renewal")
+        if max(self.steps_ms, default=0) > INVISIBLE_TIME_MS_MAX:
+            message = f"a lease is at most {INVISIBLE_TIME_MS_MAX} ms (12 hours), not {max(self.steps_ms)}"
             raise Invalid(message, subject="renewal")
 
     @classmethod
@@ -215,8 +219,14 @@ class LeaseRenewer:
         # One call for each queue: a queue that does not answer delays no other.
         for holdings in by_queue.values():
             future = self._entries.change(
-                (holding.receipt, Change(self._policy.invisible_time_ms(holding.renew_count, holding.first_lease_ms)))
-                for holding in holdings
+                (
+                    (
+                        holding.receipt,
+                        Change(self._policy.invisible_time_ms(holding.renew_count, holding.first_lease_ms)),
+                    )
+                    for holding in holdings
+                ),
+                is_renewal=True,
             )
             future.add_done_callback(partial(self._on_renewed, holdings))
 

@@ -391,3 +391,11 @@ def test_a_job_that_does_not_answer_cannot_keep_close(job: MemoryJob, caplog: py
     assert time.monotonic() - began_s < 5
     assert "could not finish" in caplog.text
     transport.close()
+
+
+def test_what_is_left_of_the_time_of_close_is_what_kafka_gets(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = job.consumer("billing")
+    left_s: list[float] = []
+    monkeypatch.setattr(consumer._transport._link, "close", left_s.append)
+    consumer.close(timeout_ms=3_000)
+    assert 0 <= left_s[0] <= 3

@@ -45,7 +45,8 @@ class Script:
         self.results = deque(results)
         self.durations: list[int] = []
 
-    def change(self, changes: Iterable[tuple[Receipt, Change]]) -> OutcomesFuture:
+    def change(self, changes: Iterable[tuple[Receipt, Change]], *, is_renewal: bool) -> OutcomesFuture:
+        assert is_renewal
         ((receipt, change),) = changes
         self.durations.append(change.invisible_time_ms)
         future: OutcomesFuture = AwaitableFuture()

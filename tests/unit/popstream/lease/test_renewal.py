@@ -76,7 +76,8 @@ class Sender:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def change(self, changes: list[tuple[Receipt, Change]]) -> object:
+    def change(self, changes: list[tuple[Receipt, Change]], *, is_renewal: bool) -> object:
+        assert is_renewal
         self.asked += [change.invisible_time_ms for _, change in changes]
         return BatchFuture(1).future
 
