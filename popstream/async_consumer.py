@@ -16,7 +16,7 @@ from popstream.lease.leases import left_s
 from popstream.pop.handler_pool import end_forked_child
 from popstream.shutdown import install_sigterm_handler
 from popstream.type_variables import Body
-from popstream.wire.base_errors import PopstreamError
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -59,7 +59,9 @@ class AsyncConsumer(Generic[Body]):
         self._open = partial(Consumer, *args, value_deserializer=value_deserializer, **options)
         self._exits_on_sigterm = options.get("exit_on_sigterm", True)
         self._consumer: Consumer[Body] | None = None
-        self._threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async")
+        self._pop_threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async-pop")
+        """Of their own: a pop may wait for minutes, and settling and closing must not wait for it."""
+        self._threads = ThreadPoolExecutor(thread_name_prefix="popstream-async")
         self._workers: set[asyncio.Future[None]] = set()
         self._settling: set[Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -87,12 +89,13 @@ class AsyncConsumer(Generic[Body]):
         if self._consumer is None:
             if self._exits_on_sigterm:
                 install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
-            self._consumer = await in_thread(self._threads, self._open)
+            self._consumer = await in_thread(self._threads, self._open, undo=Consumer.close)
         return self
 
     async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult[Body]:  # noqa: ANN401 - Consumer.pop's
-        """Like `Consumer.pop`. When the task is cancelled, messages that still arrive are released."""
-        return await in_thread(self._threads, partial(self.consumer.pop, topic, queue_id, **options), undo=_release)
+        """Like `Consumer.pop`. When the task is cancelled, messages that still arrive are released unseen."""
+        pop = partial(self.consumer.pop, topic, queue_id, **options)
+        return await in_thread(self._pop_threads, pop, undo=self.consumer.release_unseen)
 
     async def ack(self, messages: Iterable[Receipt]) -> list[Outcome]:
         """Like `Consumer.ack`."""
@@ -114,15 +117,24 @@ class AsyncConsumer(Generic[Body]):
 
         Raises:
             Refused: The job refuses pops of this group.
-            Invalid: The consumer has no topics, or one does not exist.
+            Invalid: The consumer has no topics, one does not exist, or `tasks` is less than 1.
         """
-        feed = _Feed(self.consumer.subscribe(), self._threads, self._settling)
+        if tasks < 1:
+            message = f"a handler needs at least one task, not {tasks}"
+            raise Invalid(message, subject="tasks")
+        subscription = self.consumer.subscribe()
+        feed = _Feed(subscription, self._threads, self._settling)
         handle = self.consumer.observers.around_coroutine(self.consumer, handle)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(tasks):
-                worker = group.create_task(self._work(feed, handle))
-                self._workers.add(worker)
-                worker.add_done_callback(self._workers.discard)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(tasks):
+                    worker = group.create_task(self._work(feed, handle))
+                    self._workers.add(worker)
+                    worker.add_done_callback(self._workers.discard)
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # all workers meet the same error
+        finally:
+            subscription.stop()
 
     def stop(self) -> None:
         """Like `Consumer.stop`."""
@@ -138,7 +150,10 @@ class AsyncConsumer(Generic[Body]):
             await asyncio.wait((self._closing,), timeout=timeout_ms / 1000)
 
     async def __aiter__(self) -> AsyncIterator[Message[Body]]:
-        """Iterate over the messages of the topics until `stop` or `close`, like a `Consumer`."""
+        """Iterate over the messages of the topics until `stop` or `close`, like a `Consumer`.
+
+        After `break` the messages that were prefetched are still held, for the next iteration: `stop` releases them.
+        """
         feed = _Feed(self.consumer.subscribe(), self._threads, self._settling)
         while (message := await feed.next()) is not None:
             yield message
@@ -157,10 +172,13 @@ class AsyncConsumer(Generic[Body]):
         deadline_s = time.monotonic() + timeout_ms / 1000
         if self._consumer is not None:
             self._consumer.stop()
-            await _wait(workers, deadline_s)
-            await _wait(set(map(asyncio.wrap_future, self._settling)), deadline_s)
-            left_ms = round(left_s(deadline_s) * 1000)
-            await in_thread(self._threads, partial(self._consumer.close, release=release, timeout_ms=left_ms))
+            try:
+                await _wait(workers, deadline_s)
+                await _wait({asyncio.wrap_future(settling) for settling in list(self._settling)}, deadline_s)
+            finally:
+                left_ms = round(left_s(deadline_s) * 1000)
+                await in_thread(self._threads, partial(self._consumer.close, release=release, timeout_ms=left_ms))
+        self._pop_threads.shutdown(wait=False)
         self._threads.shutdown(wait=False)
 
     async def _work(self, feed: _Feed, handle: Callable[[Message], Awaitable[object]]) -> None:
@@ -172,7 +190,7 @@ class AsyncConsumer(Generic[Body]):
                 end_forked_child(process_id)
                 if not message.is_settled:
                     feed.fail(message, error)
-                if not isinstance(error, Exception):
+                if not isinstance(error, Exception) and not _was_raised_within(error):
                     raise
             else:
                 end_forked_child(process_id)
@@ -250,7 +268,7 @@ class _Feed:
                     self._pass_on(message)
                 while self._waiters and (fetched := self._subscription.take_fetched(1)):
                     self._pass_on(fetched[0])
-        except PopstreamError as error:
+        except Exception as error:  # noqa: BLE001 - every caller of `next` raises it
             while waiter := self._next_waiter():
                 waiter.set_exception(error)
 
@@ -274,6 +292,7 @@ async def _wait(futures: set[asyncio.Future[None]], deadline_s: float) -> None:
         await asyncio.wait(futures, timeout=left_s(deadline_s))
 
 
-def _release(messages: Iterable[Message]) -> None:
-    for message in messages:
-        message.release()
+def _was_raised_within(error: BaseException) -> bool:
+    """Whether something that a handler awaited was cancelled, and not the task of the handler."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()

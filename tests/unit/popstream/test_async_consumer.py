@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import TYPE_CHECKING, Never
 
 import pytest
 
-from popstream import AsyncConsumer, Message
+from popstream import AsyncConsumer, Message, Refused
 from popstream.testing.memory_job import MemoryJob
+from popstream.wire.base_errors import Invalid
+from tests.support.held_back_job import HeldBackJob
+
+if TYPE_CHECKING:
+    from popstream.consumer import Consumer
 
 
 @pytest.fixture
@@ -175,4 +182,160 @@ def test_a_cancelled_pop_keeps_nothing(job: MemoryJob) -> None:
                 await asyncio.sleep(0.005)
 
     asyncio.run(main())
-    assert (b"late", 2) in left_of(job)
+    assert (b"late", 1) in left_of(job)  # nobody has seen it
+
+
+def test_a_pop_that_is_cancelled_before_its_answer_counts_no_attempt() -> None:
+    job = HeldBackJob()
+    job.write("orders", 0, [b"x"])
+
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", max_attempts=2)) as consumer:
+            for _ in range(3):
+                job.holds_back = True
+                waiting = asyncio.create_task(consumer.pop("orders", 0))
+                while not consumer.consumer._pops._in_flight:
+                    await asyncio.sleep(0.005)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                job.deliver()
+                while consumer.consumer._pops._in_flight or consumer.consumer.held_count:
+                    await asyncio.sleep(0.005)
+            assert [message.attempt for message in await consumer.pop("orders", 0)] == [1]
+
+    asyncio.run(main())
+
+
+def test_pops_that_wait_keep_nothing_else_waiting(job: MemoryJob) -> None:
+    async def main() -> None:
+        consumer = AsyncConsumer.of(job.consumer("billing"))
+        held = (await consumer.pop("orders", 0)).messages
+        pops = [asyncio.create_task(consumer.pop("orders", 0, poll_time_ms=600_000)) for _ in range(40)]
+        while len(consumer.consumer._pops._in_flight) < 32:
+            await asyncio.sleep(0.005)
+        async with asyncio.timeout(60):
+            assert all(outcome.applied for outcome in await consumer.change_invisible(held, 30_000))
+            await consumer.close()
+            await asyncio.gather(*pops, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_run_raises_what_its_consumer_would(job: MemoryJob, tasks: int) -> None:
+    with job.consumer("billing") as other:
+        other.pop("orders", 0, order=True)
+
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            with pytest.raises(Refused):
+                await consumer.run(Message.ack, tasks=tasks)
+
+    asyncio.run(main())
+
+
+def test_run_ends_with_any_error_of_the_subscription(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> Never:
+        raise OSError(28, "No space left on device")
+
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            monkeypatch.setattr(consumer.consumer._transport, "submit", fail)
+            with pytest.raises(OSError, match="No space left"):
+                await consumer.run(Message.ack)
+            monkeypatch.undo()
+
+    asyncio.run(main())
+
+
+def test_run_needs_a_task(job: MemoryJob) -> None:
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            with pytest.raises(Invalid, match="at least one task"):
+                await consumer.run(Message.ack, tasks=0)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_run_releases_what_it_has_prefetched(job: MemoryJob) -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def hang(_: Message) -> None:
+            begun.set()
+            await asyncio.sleep(3_600)
+
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            running = asyncio.create_task(consumer.run(hang))
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            while consumer.consumer.held_count:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+
+
+def test_a_handler_whose_own_task_is_not_cancelled_has_failed_like_any_other(job: MemoryJob) -> None:
+    done: list[bytes | None] = []
+
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"], back_off=[60])) as consumer:
+
+            async def handle(message: Message) -> None:
+                if message.value in (b"0-3", b"1-3"):
+                    inner = asyncio.create_task(asyncio.sleep(3_600))
+                    inner.cancel()
+                    await inner
+                done.append(message.value)
+                if len(done) == 18:
+                    consumer.stop()
+
+            await consumer.run(handle, tasks=2)
+
+    asyncio.run(main())
+    job.advance(60_000)
+    assert sorted(left_of(job)) == [(b"0-3", 2), (b"1-3", 2)]
+
+
+def test_closing_while_handlers_fail(job: MemoryJob) -> None:
+    for queue_id in range(2):
+        job.write("orders", queue_id, [b"%d" % number for number in range(1_000)])
+    failed = 0
+
+    async def main() -> None:
+        async def fail(_: Message) -> Never:
+            nonlocal failed
+            failed += 1
+            raise ValueError("no milk")
+
+        consumer = AsyncConsumer.of(job.consumer("billing", topics=["orders"], back_off=[60]))
+        running = asyncio.create_task(consumer.run(fail, tasks=200))
+        while failed < 300:
+            await asyncio.sleep(0.001)
+        await consumer.close()
+        await running
+        assert consumer.consumer.held_count == 0
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_was_made_for_a_cancelled_open_is_closed(job: MemoryJob) -> None:
+    made: list[Consumer] = []
+
+    def make() -> Consumer:
+        time.sleep(0.2)
+        made.append(job.consumer("billing"))
+        return made[0]
+
+    async def main() -> None:
+        consumer: AsyncConsumer = AsyncConsumer("kafka:9092", group="billing")
+        consumer._open = make  # type: ignore[assignment]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(consumer.open(), 0.05)
+        while not made or not made[0]._is_closed:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
