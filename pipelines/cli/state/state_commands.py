@@ -186,7 +186,8 @@ def restore(
         kept = [snapshot.id for snapshot in snapshots_of(job.load(on_cluster=True)).list()]
         chosen = next(iter(kept), None) if only is None else only
         how = in_new_checkpoint(None if chosen == NO_SNAPSHOT else chosen)
-        raise Invalid(f"a job on a cluster is not restored in place: {how}")
+        message = f"a job on a cluster is not restored in place: {how}"
+        raise Invalid(message)
     from pipelines.cli.state.restore_state import run_restore
 
     run_restore(job.load(), var=var, lossy=lossy, only=only, rebuild=rebuild or [], as_json=as_json)
