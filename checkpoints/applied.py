@@ -4,12 +4,12 @@ Everything else that stores a position (Spark's checkpoint, Delta's transaction 
 """
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar
 
 import msgspec
 
 from broker_state.store.rocks_store import META, RocksStore
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import FORMAT_1, StoredRecord, read_stored
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["APPLIED_KEY", "NOTED_KEY", "Applied", "applied_of", "decode_noted", "encode_noted"]
@@ -20,7 +20,7 @@ NOTED_KEY = b"noted"
 """Key of the apply_seq by table up to which its rows are in Delta, so that the outbox may have deleted them."""
 
 
-class Applied(msgspec.Struct, frozen=True, kw_only=True):
+class Applied(StoredRecord, msgspec.Struct, frozen=True, kw_only=True):
     """How far a state has decided the log.
 
     Attributes:
@@ -35,6 +35,8 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
         former_epochs: The state epochs that this state continues.
     """
 
+    STORED_AS: ClassVar[str] = "applied"
+
     state_epoch: str
     ops_topic: str
     ops_topic_id: str
@@ -48,15 +50,6 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     def epochs(self) -> tuple[str, ...]:
         """The state epoch, and those that it continues."""
         return (self.state_epoch, *self.former_epochs)
-
-    def encode(self) -> bytes:
-        """Format byte and MessagePack."""
-        return FORMAT_1 + msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Decode it. Raises CorruptValueError for another format byte or other fields."""
-        return read_stored("applied", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
     def after(self, end_offset: Mapping[int, int], query_id: str, spark_batch_id: int) -> "Applied":
         """Return the record after one more micro-batch, which ended at `end_offset` of each of its partitions."""

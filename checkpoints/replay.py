@@ -10,19 +10,19 @@ After a loss they cannot be equal, because lost operations led to them: rows bel
 The record is part of the restored state, so a replay that is killed continues as a replay.
 """
 
-from typing import Self
+from typing import ClassVar
 
 import msgspec
 
 from broker_state.store.rocks_store import META, RocksStore
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import StoredRecord
 
 __all__ = ["NO_REPLAY", "REPLAY_KEY", "Replay", "replay_of"]
 
 REPLAY_KEY = b"replay"
 
 
-class Replay(msgspec.Struct, frozen=True, kw_only=True):
+class Replay(StoredRecord, msgspec.Struct, frozen=True, kw_only=True):
     """The record of a restore.
 
     Attributes:
@@ -35,6 +35,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         table_version: By table, the Delta version that this was read from.
     """
 
+    STORED_AS: ClassVar[str] = "replay"
+
     restored_from: str
     covered: dict[str, dict[int, int]] = {}
     lost: list[str] = []
@@ -42,15 +44,6 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     since_loss: list[str] = []
     whole: dict[str, dict[str, int]] = {}
     table_version: dict[str, int] = {}
-
-    def encode(self) -> bytes:
-        """Format byte and MessagePack."""
-        return FORMAT_1 + msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Decode it. Raises CorruptValueError for another format byte or other fields."""
-        return read_stored("replay", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 NO_REPLAY = Replay(restored_from="")

@@ -1,7 +1,7 @@
 """The commands that messages name, completed with the options of this job, so that they work as they are printed.
 
 Code that raises an error knows no options, and says "run `popstream restore`". Whatever prints or logs the message
-passes it through `with_options`.
+passes it through `completed_commands`.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from pipelines.job_settings import JobSettings
 
-__all__ = ["remember_job", "remembered", "with_options"]
+__all__ = ["completed_commands", "remember_job", "remembered"]
 
 _Value = TypeVar("_Value")
 
@@ -103,13 +103,13 @@ def remembered(option: str, default: object = None) -> Callable[[_Value], _Value
     return remember
 
 
-def with_options(text: str) -> str:
+def completed_commands(text: str) -> str:
     """Complete the commands in a message.
 
     >>> remember_job(JobSettings(folder=Path("/data/my job"), topic_prefix="orders"))
-    >>> with_options("stop the job and run `popstream restore --lossy`")
+    >>> completed_commands("stop the job and run `popstream restore --lossy`")
     "stop the job and run `popstream restore --lossy --folder '/data/my job' --prefix orders`"
-    >>> with_options("`popstream up --prefix NAME`, `popstream dead list`")
+    >>> completed_commands("`popstream up --prefix NAME`, `popstream dead list`")
     "`popstream up --prefix NAME --folder '/data/my job'`, `popstream dead list`"
     >>> remember_job(JobSettings())
     """

@@ -181,8 +181,8 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
     def _settler(self) -> Settler:
         if self.settler is None:
-            text = "the message was not handed out by a consumer: pass its receipt to the methods of a consumer"
-            raise ClientClosed(text, subject=f"{self.topic}/{self.queue_id}")
+            message = "the message was not handed out by a consumer: pass its receipt to the methods of a consumer"
+            raise ClientClosed(message, subject=f"{self.topic}/{self.queue_id}")
         return self.settler
 
 

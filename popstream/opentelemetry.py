@@ -26,8 +26,8 @@ try:
         set_span_in_context,
     )
 except ModuleNotFoundError as error:
-    text = "popstream.opentelemetry needs opentelemetry-api: pip install 'popstream[opentelemetry]'"
-    raise ModuleNotFoundError(text, name=error.name) from error
+    message = "popstream.opentelemetry needs opentelemetry-api: pip install 'popstream[opentelemetry]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -127,10 +127,10 @@ class Producer(Generic[Value]):
             bootstrap_servers=bootstrap_servers, client_id=client_id or new_client_id(), prefix=prefix, **settings
         )
         if "transactional_id" in self.settings.kafka:
-            text = (
+            message = (
                 "this producer does not send in transactions: use a Kafka producer, whose messages are popped as well"
             )
-            raise Invalid(text, subject="transactional_id")
+            raise Invalid(message, subject="transactional_id")
         limits = BatchLimits(
             hold_ms=batch_max_delay_ms, batch_bytes_max=batch_max_bytes, total_bytes_max=total_batch_max_bytes
         )
@@ -468,8 +468,8 @@ class Producer(Generic[Value]):
 
     def _require_open(self) -> None:
         if self._is_closed:
-            text = f"producer {self.settings.client_id} is closed"
-            raise ClientClosed(text, subject=self.settings.client_id)
+            message = f"producer {self.settings.client_id} is closed"
+            raise ClientClosed(message, subject=self.settings.client_id)
 
     def _require_near(self, message: OutgoingMessage) -> None:
         if message.deliver_at is None:
@@ -494,8 +494,8 @@ class Producer(Generic[Value]):
 
     def _require_no_callback(self) -> None:
         if self._sender.is_in_callback:
-            text = "a callback of a result must not wait for results, which are reported one by one on its thread"
-            raise Invalid(text, subject=self.settings.client_id)
+            message = "a callback of a result must not wait for results, which are reported one by one on its thread"
+            raise Invalid(message, subject=self.settings.client_id)
 
     def _register_at_exit(self) -> None:
         """Be closed before the KafkaProducers at interpreter exit: exit hooks run in reverse order."""
@@ -524,5 +524,5 @@ def _serialized(serialize: Callable[[Any], bytes], topic: str, value: object) ->
     try:
         return serialize(value)
     except Exception as error:
-        text = f"the value cannot be serialized: {error!r}"
-        raise Invalid(text, subject=topic) from error
+        message = f"the value cannot be serialized: {error!r}"
+        raise Invalid(message, subject=topic) from error

@@ -26,8 +26,8 @@ try:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    text = "popstream.prometheus needs prometheus-client: pip install 'popstream[prometheus]'"
-    raise ModuleNotFoundError(text, name=error.name) from error
+    message = "popstream.prometheus needs prometheus-client: pip install 'popstream[prometheus]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

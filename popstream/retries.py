@@ -85,8 +85,8 @@ class BackOff(msgspec.Struct, frozen=True):
         for step_s in self.steps_s:
             _milliseconds(step_s, "a step of a back-off")
         if len(self.steps_s) > BACK_OFF_STEPS_MAX or not 0 <= self.jitter <= 1:
-            text = f"a back-off has at most {BACK_OFF_STEPS_MAX} steps, and a jitter of 0 to 1"
-            raise Invalid(text, subject="back_off")
+            message = f"a back-off has at most {BACK_OFF_STEPS_MAX} steps, and a jitter of 0 to 1"
+            raise Invalid(message, subject="back_off")
 
     @classmethod
     def exponential(cls, first_s: float = 1.0, max_s: float = 600.0, *, jitter: float = 0.5) -> Self:
@@ -138,6 +138,6 @@ def bounded_cause(text: str) -> str:
 
 def _milliseconds(seconds: float, what: str) -> int:
     if not 0 <= seconds * 1000 <= INVISIBLE_TIME_MS_MAX:
-        text = f"{what} takes 0..{INVISIBLE_TIME_MS_MAX // 1000} seconds, not {seconds}"
-        raise Invalid(text, subject="retries")
+        message = f"{what} takes 0..{INVISIBLE_TIME_MS_MAX // 1000} seconds, not {seconds}"
+        raise Invalid(message, subject="retries")
     return round(seconds * 1000)

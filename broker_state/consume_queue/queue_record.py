@@ -8,12 +8,12 @@ The pages are a tree over the blocks of [start, end): its top is the lowest page
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
 from broker_state.consume_queue.block import BLOCK_SHIFT
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import StoredRecord
 from popstream.wire.command import QueueType
 
 __all__ = ["BLOCK", "FILTER", "PAGE_SHIFT", "ConsumeQueue", "Get", "Place", "place_key"]
@@ -43,8 +43,10 @@ def place_key(prefix: bytes, place: Place) -> bytes:
     return prefix + bytes((place.kind,)) + place.number.to_bytes(8, "big")
 
 
-class ConsumeQueue(msgspec.Struct, array_like=True, frozen=True):
+class ConsumeQueue(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
     """The record of a consume queue; the builder writes it with each stretch that it appends, truncates or expires."""
+
+    STORED_AS: ClassVar[str] = "ConsumeQueue"
 
     topic_id: str
     """Kafka's id of the message topic."""
@@ -69,19 +71,6 @@ class ConsumeQueue(msgspec.Struct, array_like=True, frozen=True):
         """Make a queue that was not scanned yet; `message_base` is the anchor of a batch queue, by default 0."""
         base = (message_base or 0) if queue_type == "batch" else start_offset
         return cls(topic_id, queue_type, start_offset, start_offset, base, base)
-
-    def encode(self) -> bytes:
-        """Return the format byte and MessagePack of the fields."""
-        return b"\x01" + msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Decode a stored record.
-
-        Raises:
-            CorruptValueError: It has another format byte, or other fields.
-        """
-        return read_stored("ConsumeQueue", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
     def numbers(self, level: int) -> range:
         """Return the numbers of the blocks (level 0) or pages that [start, end) touches.

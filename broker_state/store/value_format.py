@@ -4,15 +4,19 @@ A new layout of a value takes a new byte, and the decoder of the old one stays.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, Self, TypeVar
+
+import msgspec
 
 from popstream.wire.base_errors import RESTORE, Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["FORMAT_1", "CorruptValueError", "read_stored"]
+__all__ = ["FORMAT_1", "CorruptValueError", "StoredRecord", "read_stored"]
 
 FORMAT_1 = b"\x01"
 """The format byte of every value that has had one layout so far."""
+
+_encode = msgspec.msgpack.Encoder().encode
 
 _DAMAGED = (*DECODE_ERRORS, ValueError, IndexError)
 
@@ -47,3 +51,27 @@ def read_stored(what: str, form: bytes, value: bytes, decode: Callable[[bytes], 
         return decode(value[1:])
     except _DAMAGED as error:
         raise CorruptValueError(what, value) from error
+
+
+class StoredRecord:
+    """Beside `msgspec.Struct`: the record is stored as the format byte 0x01 and MessagePack of its fields.
+
+    Attributes:
+        STORED_AS: What the error of an unreadable one calls it.
+    """
+
+    __slots__ = ()
+    STORED_AS: ClassVar[str]
+
+    def encode(self) -> bytes:
+        """Return the format byte and MessagePack of the fields."""
+        return FORMAT_1 + _encode(self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """Decode a stored value.
+
+        Raises:
+            CorruptValueError: It has another format byte, or other fields.
+        """
+        return read_stored(cls.STORED_AS, FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))

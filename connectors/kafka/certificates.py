@@ -41,13 +41,6 @@ class Authority:
         """PEM file with its own certificate."""
         self.trust_store.write_text(self.pem)
 
-    def pkcs12_trust_store(self, password: str) -> Path:
-        """Write its own certificate as keytool does, and return the file."""
-        entry = pkcs12.PKCS12Certificate(self._certificate, b"authority")
-        path = self._folder / "trust.p12"
-        path.write_bytes(pkcs12.serialize_java_truststore([entry], BestAvailableEncryption(password.encode())))
-        return path
-
     def key_store(
         self, name: str, *, host: str = "127.0.0.1", password: str = "", days: int = 1, as_pkcs12: bool = False
     ) -> Path:

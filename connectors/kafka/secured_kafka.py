@@ -22,8 +22,6 @@ from connectors.kafka.broker_security import SCRAM, BrokerSecurity
 from connectors.kafka.certificates import Authority
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from popstream.kafka_connection import KafkaConnection
-from popstream.oauth_properties import HANDLER_CLASS
-from popstream.oauth_properties import MODULE as OAUTH
 from popstream.wire.base_errors import Unavailable
 
 if TYPE_CHECKING:
@@ -75,15 +73,6 @@ class SecuredKafka:
             admin.create_acls(wanted)
             self._wait(lambda: len(admin.describe_acls(everything)[0]) == len(wanted))
 
-    def wait_until_gone(self, topic: str) -> None:
-        """Wait until a topic is deleted.
-
-        Raises:
-            Unavailable: It is not within a minute.
-        """
-        with self.admin() as admin:
-            self._wait(lambda: topic not in admin.list_topics())
-
     @contextlib.contextmanager
     def admin(self) -> Iterator[Any]:
         """Open an admin client of the user `admin`, who may do everything."""
@@ -92,20 +81,6 @@ class SecuredKafka:
             yield admin
         finally:
             admin.close()
-
-    def login_by_token(self, name: str, **lines: str | None) -> KafkaConnection:
-        """Write the file by which a client connects with tokens (OAUTHBEARER), and return the connection.
-
-        Args:
-            name: Name of the file.
-            **lines: More lines, with underscores for dots, such as where to get a token; None leaves one out.
-        """
-        own = {
-            "sasl_mechanism": "OAUTHBEARER",
-            "sasl_jaas_config": f"{OAUTH} required;",
-            "sasl_login_callback_handler_class": HANDLER_CLASS,
-        }
-        return self.login(name, "", **(own | lines))
 
     def login(self, name: str, password: str, **lines: str | None) -> KafkaConnection:
         """Write the file by which a user connects, and return the connection.

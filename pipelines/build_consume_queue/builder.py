@@ -17,7 +17,7 @@ follows from the units of the queue within the window, and is made from them aga
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import structlog
@@ -36,7 +36,7 @@ from broker_state.consume_queue import (
 from broker_state.store.keys import end_of_prefix, queue_prefix, read_queue_prefix
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, QUEUES, UNITS, Erasure, RocksStore
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import StoredRecord
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.stored_ids import NO_IDS, StoredIds, erasures_of, read_id_counts
 from pipelines.build_units.accepted_ids import DedupRule, IdCounts, accepted_ids
@@ -67,20 +67,13 @@ SPAN_OFFSETS_MAX = 100_000
 """Offsets of one span after a restore, which reads the units of a span at once."""
 
 
-class Built(msgspec.Struct, frozen=True, kw_only=True):
+class Built(StoredRecord, msgspec.Struct, frozen=True, kw_only=True):
     """`build_seq` counts the WriteBatches of the store; `state_epoch` is new when it is created or restored."""
+
+    STORED_AS: ClassVar[str] = "built"
 
     state_epoch: str
     build_seq: int = 0
-
-    def encode(self) -> bytes:
-        """Return the format byte and MessagePack."""
-        return FORMAT_1 + msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Decode the stored value; raise CorruptValueError for another format byte or other fields."""
-        return read_stored("built", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 class UnitSpan(msgspec.Struct, array_like=True, frozen=True):

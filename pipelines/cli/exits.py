@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from connectors.jars.resolve import JarError
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
 __all__ = [
@@ -147,7 +147,7 @@ def _signal_of(interrupted: KeyboardInterrupt) -> signal.Signals:
 
 def say(text: str) -> None:
     """Print one message for the user on standard error, its commands with the options of the job."""
-    print(f"popstream: {with_options(text)}", file=sys.stderr, flush=True)
+    print(f"popstream: {completed_commands(text)}", file=sys.stderr, flush=True)
 
 
 def _without_flag_types(params: Any) -> Any:  # noqa: ANN401

@@ -68,7 +68,7 @@ __all__ = [
     "moment_ms",
     "since_day",
     "since_ms",
-    "with_options",
+    "takes_options",
 ]
 
 DURATION = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
@@ -416,7 +416,7 @@ class QueuePolicyOptions(PolicyOptions):
     ] = None
 
 
-def with_options(
+def takes_options(
     **groups: type[ServerOptions | FolderOptions | RecoveryOptions | LetterOptions | PolicyOptions],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of a class above as one parameter, named as here."""

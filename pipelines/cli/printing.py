@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 
 __all__ = ["counted", "print_facts", "standard_output", "time_text"]
 
@@ -43,4 +43,4 @@ def print_facts(console: Console, facts: Mapping[str, object], *, indent: int = 
     """Print one name and value per line. Values are never truncated."""
     width = max((len(name) for name in facts), default=0)
     for name, value in facts.items():
-        console.print(f"{'':{indent}}{name:<{width}}  {with_options(str(value))}", markup=False, soft_wrap=True)
+        console.print(f"{'':{indent}}{name:<{width}}  {completed_commands(str(value))}", markup=False, soft_wrap=True)

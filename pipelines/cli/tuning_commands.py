@@ -15,7 +15,7 @@ from pipelines.cli.options import (
     duration_ms,
     durations_ms,
     since_ms,
-    with_options,
+    takes_options,
 )
 from popstream.wire.limits import ATTEMPTS_MAX, IN_FLIGHT_MAX, PARKED_MAX, QUOTA_MAX
 
@@ -24,7 +24,7 @@ __all__ = ["recommend", "what_if"]
 Groups = Annotated[list[str] | None, typer.Argument(help="consumer groups; by default all", metavar="GROUP...")]
 
 
-@with_options(job=RecoveryOptions)
+@takes_options(job=RecoveryOptions)
 def what_if(
     groups: Groups = None,
     invisible_time: Annotated[
@@ -101,7 +101,7 @@ def what_if(
     )
 
 
-@with_options(job=JobOptions)
+@takes_options(job=JobOptions)
 def recommend(
     groups: Groups = None,
     since: Annotated[

@@ -9,12 +9,13 @@ it is not; so the ids of units that leave the log are forgotten with them.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 import structlog
 
 from broker_state.consume_queue import ConsumeQueue, Place, Revision, Scan, Units, place_key, truncate
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import StoredRecord
 from pipelines.build_consume_queue.unit_columns import units_by_queue
 from pipelines.build_units.accepted_ids import DedupRule, IdCounts, MemoryIds, accepted_ids
 from pipelines.build_units.queue_change import LogFacts, Queue, QueueChange, appended, updated
@@ -32,7 +33,7 @@ REMOVED_SINGLY_MAX = 4_096
 """Places of a range that are removed without a look at which of them exist."""
 
 
-class QueueMeta(msgspec.Struct, array_like=True, frozen=True):
+class QueueMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
     """A queue as it is stored, and as the driver is told of it.
 
     Attributes:
@@ -42,19 +43,12 @@ class QueueMeta(msgspec.Struct, array_like=True, frozen=True):
         is_behind: The log of queues went on above the end of the queue, so records of it are lost: read them again.
     """
 
+    STORED_AS: ClassVar[str] = "queue"
+
     record: ConsumeQueue | None = None
     build_seq: int = 0
     forgotten_early: int = 0
     is_behind: bool = False
-
-    def encode(self) -> bytes:
-        """Format byte and MessagePack."""
-        return FORMAT_1 + msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> "QueueMeta":
-        """Decode it. Raises CorruptValueError for another format byte or other fields."""
-        return read_stored("queue", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ one that it left, which `ShardMeta` says.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 from sortedcontainers import SortedList
 
 from broker_state.kernel.context.decision import OpRecord
 from broker_state.store.keys import read_queue_prefix
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import StoredRecord
 from pipelines.cluster.shard_state import ShardMaps, ShardState
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 from pipelines.decide_ops.entry import Entry
@@ -51,7 +51,7 @@ class ShardSettings(NamedTuple):
     verifier: OperationVerifier | None = None
 
 
-class ShardMeta(msgspec.Struct, array_like=True, frozen=True):
+class ShardMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
     """How far a shard has decided, and what its memory must agree with.
 
     Attributes:
@@ -62,20 +62,13 @@ class ShardMeta(msgspec.Struct, array_like=True, frozen=True):
         quarantined: The error by offset of each record that could not be decided.
     """
 
+    STORED_AS: ClassVar[str] = "shard"
+
     next_offset: int = 0
     apply_seq: int = 0
     first_chunk: int = 1
     end_chunk: int = 1
     quarantined: dict[int, str] = {}
-
-    def encode(self) -> bytes:
-        """Format byte and MessagePack."""
-        return FORMAT_1 + msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> "ShardMeta":
-        """Decode it. Raises CorruptValueError for another format byte or other fields."""
-        return read_stored("shard", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 class QueueDeadline(NamedTuple):

@@ -10,12 +10,12 @@ of date, as of queues where nothing happens any more, moves to the newest one.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 import numpy as np
 
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import StoredRecord
 from pipelines.cluster.hash_index import HASH_BYTES, NONE, Hashes, HashIndex, hashes_of
 
 __all__ = ["CHUNK_BYTES", "ChunkMap", "WindowChunks", "WindowIndex"]
@@ -47,21 +47,14 @@ class ChunkMap(Protocol):
         """Delete a key."""
 
 
-class WindowIndex(msgspec.Struct, array_like=True):
+class WindowIndex(StoredRecord, msgspec.Struct, array_like=True):
     """What a chunk changed."""
+
+    STORED_AS: ClassVar[str] = "index of a chunk"
 
     newest_ms: int
     put: bytes
     deleted: bytes
-
-    def encode(self) -> bytes:
-        """Format byte and MessagePack."""
-        return FORMAT_1 + msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> "WindowIndex":
-        """Decode it. Raises CorruptValueError for another format byte or other fields."""
-        return read_stored("index of a chunk", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 class WindowChunks:

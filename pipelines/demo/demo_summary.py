@@ -13,7 +13,7 @@ from popstream.history.check import ViolationKind
 if TYPE_CHECKING:
     from expectations.report import QualityReport  # that package imports Great Expectations, which takes seconds
 
-__all__ = ["DemoSummary", "Findings", "Measurements", "PeakMemory", "Phases", "examine", "summarize"]
+__all__ = ["DemoSummary", "Findings", "Measurements", "PeakMemory", "Phases", "RunCounts", "examine", "summarize"]
 
 
 class Phases(msgspec.Struct):
@@ -93,10 +93,9 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, verdict_line(self.verdict, self.checks, self.checks_failed)])
 
 
-class Findings(NamedTuple):
-    """What the evidence of a run shows; the evidence itself has an entry for each message and group."""
+class RunCounts(NamedTuple):
+    """What happened in a run, as the summary names it."""
 
-    checks: list[Check]
     messages: int
     groups: int
     queues: int
@@ -109,12 +108,18 @@ class Findings(NamedTuple):
     rejected: int
 
 
+class Findings(NamedTuple):
+    """What the evidence of a run shows; the evidence itself has an entry for each message and group."""
+
+    checks: list[Check]
+    counts: RunCounts
+
+
 def examine(expected: Expected, evidence: Evidence) -> Findings:
     """Judge a run, and count what happened."""
     counts = [evidence.counts.get(group, GroupCounts()) for group in expected.groups]
     double = [v for v in evidence.history.violations if v.kind is ViolationKind.TWO_LIVE_LEASES]
-    return Findings(
-        checks=judge(expected, evidence),
+    happened = RunCounts(
         messages=len(expected.sent.contents),
         groups=len(expected.groups),
         queues=expected.queues,
@@ -126,6 +131,7 @@ def examine(expected: Expected, evidence: Evidence) -> Findings:
         refused=len({row[:2] for row in evidence.refusals}),
         rejected=len(evidence.rejected),
     )
+    return Findings(judge(expected, evidence), happened)
 
 
 def summarize(findings: Findings, quality: QualityReport, measured: Measurements) -> DemoSummary:
@@ -134,16 +140,7 @@ def summarize(findings: Findings, quality: QualityReport, measured: Measurements
     phases = msgspec.structs.asdict(measured.phase_seconds)
     return DemoSummary(
         verdict="failed" if failed or quality.failures else "ok",
-        messages=findings.messages,
-        groups=findings.groups,
-        queues=findings.queues,
-        lost=findings.lost,
-        double_leased=findings.double_leased,
-        acked=findings.acked,
-        dead_lettered=findings.dead_lettered,
-        redelivered=findings.redelivered,
-        refused=findings.refused,
-        rejected=findings.rejected,
+        **findings.counts._asdict(),
         ops=measured.ops,
         ops_per_s=round(measured.ops / phases["load"], 1) if phases["load"] else 0.0,
         seconds=round(measured.seconds, 1),

@@ -57,7 +57,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.laps import Lap, OnLap, untold
 from pipelines.loops.periodic import Periodic
 from pipelines.loops.retry_loop import RetryLoop
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
@@ -215,7 +215,7 @@ class Job:
                 f"the outbox holds more than {limit:,} bytes: nothing is decided until Delta or Kafka takes some"
             )
         if self._failure is not None:
-            found.append(with_options(f"the job has ended: {self._failure}"))
+            found.append(completed_commands(f"the job has ended: {self._failure}"))
         return found
 
     def report(self) -> JobReport:
@@ -228,7 +228,7 @@ class Job:
             bootstrap_servers=self.connection.bootstrap_servers,
             prefix=self.settings.topic_prefix,
             owner=OwnerView.of(self.settings.topic_prefix, self._prefix.owner),
-            failure=None if self._failure is None else with_options(str(self._failure)),
+            failure=None if self._failure is None else completed_commands(str(self._failure)),
             delta_seq=self.flush.delivered_seq,
             outbox_bytes=self.outbox.undelivered_bytes,
             ops_lag=self.log_watch.lag,

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from pipelines.job_settings import LogFormat
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 
 __all__ = ["configure_logs", "rotate_in_place"]
 
@@ -134,5 +134,5 @@ def _with_error_in_one_line(
 
 def _complete_commands(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     if isinstance(event.get("error"), str):
-        event["error"] = with_options(event["error"])
+        event["error"] = completed_commands(event["error"])
     return event

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from popstream.payload.payloads import size_bytes_of
 from popstream.payload.redriven import Redriven
 from popstream.wire.base_errors import Invalid
 from popstream.wire.dead_letter_record import DeadLetterHistory, identity_of
@@ -86,8 +87,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         """Size of key, value and headers, in bytes."""
-        size_bytes = len(self.key or b"") + len(self.value or b"")
-        return size_bytes + sum(len(name) + len(value or b"") for name, value in self.headers)
+        return size_bytes_of(self.key, self.value, self.headers)
 
     @classmethod
     def of(cls, partition: int, kafka_offset: int, record: Payload) -> Letter:

@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -115,9 +115,9 @@ class HistoryRecorder:
         def record_end(ended: Future[Answer]) -> None:
             error = ended.exception()
             if error is None:
-                self._record_ok(call, op_id, ended.result())
+                self._write(Ok(**self._stamp(call, op_id), answer=ended.result()))
             else:
-                self._record_unknown(call, op_id, type(error).__name__)
+                self._write(Unknown(**self._stamp(call, op_id), cause=type(error).__name__))
 
         future.add_done_callback(record_end)
 
@@ -127,7 +127,7 @@ class HistoryRecorder:
         Raises:
             OSError: It could not be recorded: do not send it.
         """
-        self._record_unknown(*self._invoke(command), "posted")
+        self._write(Unknown(**self._stamp(*self._invoke(command)), cause="posted"))
 
     def close(self) -> None:
         """Close the file; operations that end later have no end in it, which means unknown."""
@@ -139,41 +139,18 @@ class HistoryRecorder:
             self._count += 1
             call = f"{self._name}-{self._count}"
         op_id = command.op_id or ""
-        self._write(
-            Invoke(
-                call=call,
-                client_id=self._client_id,
-                op_id=op_id,
-                at_ns=time.time_ns(),
-                monotonic_ns=time.monotonic_ns(),
-                command=command,
-            )
-        )
+        self._write(Invoke(**self._stamp(call, op_id), command=command))
         return call, op_id
 
-    def _record_ok(self, call: str, op_id: str, answer: Answer) -> None:
-        self._write(
-            Ok(
-                call=call,
-                client_id=self._client_id,
-                op_id=op_id,
-                at_ns=time.time_ns(),
-                monotonic_ns=time.monotonic_ns(),
-                answer=answer,
-            )
-        )
-
-    def _record_unknown(self, call: str, op_id: str, cause: str) -> None:
-        self._write(
-            Unknown(
-                call=call,
-                client_id=self._client_id,
-                op_id=op_id,
-                at_ns=time.time_ns(),
-                monotonic_ns=time.monotonic_ns(),
-                cause=cause,
-            )
-        )
+    def _stamp(self, call: str, op_id: str) -> dict[str, Any]:
+        """Return the fields of every event, as of now."""
+        return {
+            "call": call,
+            "client_id": self._client_id,
+            "op_id": op_id,
+            "at_ns": time.time_ns(),
+            "monotonic_ns": time.monotonic_ns(),
+        }
 
     def _write(self, event: HistoryEvent) -> None:
         line = _encode(event) + b"\n"

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FetchCounts", "Fetched", "Payload", "Payloads", "merge_ranges"]
+__all__ = ["FetchCounts", "Fetched", "Payload", "Payloads", "merge_ranges", "size_bytes_of"]
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -27,10 +27,7 @@ class Payload(msgspec.Struct, frozen=True):
         >>> Payload(b"k", b"four", [("n", b"22"), ("é", None)], 0).size_bytes
         10
         """
-        size_bytes = len(self.key or b"") + len(self.value or b"")
-        for name, value in self.headers:  # not a generator: it is asked for several times for each record
-            size_bytes += len(name.encode()) + len(value or b"")
-        return size_bytes
+        return size_bytes_of(self.key, self.value, self.headers)
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -129,6 +126,14 @@ class Payloads(Protocol):
 
     def close(self) -> None:
         """Disconnect, after the fetches in flight have ended."""
+
+
+def size_bytes_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
+    """Return the size of key, value and headers, in bytes."""
+    size_bytes = len(key or b"") + len(value or b"")
+    for name, header in headers:  # not a generator: it is asked for several times for each record
+        size_bytes += len(name.encode()) + len(header or b"")
+    return size_bytes
 
 
 def merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -5,8 +5,7 @@ Its value is JSON:
     {"group": "billing", "attempts": 2, "not_before_ms": 1790000000000, "cause": "TimeoutError: the bank sleeps"}
     {"group": "billing", "attempts": 2, "reject": "no such customer"}
 
-The message is for one group: consumers of other groups ack it without handing it out (seed 002, question 3: a message
-that failed inside a batch is sent to the broker again).
+The message is for one group: consumers of other groups ack it without handing it out.
 """
 
 from __future__ import annotations

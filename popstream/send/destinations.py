@@ -49,8 +49,8 @@ class TopicTypes:
         self._job_type_of = job_type_of
         self._given_types = dict(given_types)
         if unknown := sorted(set(self._given_types.values()) - set(get_args(QueueType))):
-            text = f"a topic is one of {', '.join(get_args(QueueType))}, not {', '.join(map(str, unknown))}"
-            raise Invalid(text, subject="queue_types")
+            message = f"a topic is one of {', '.join(get_args(QueueType))}, not {', '.join(map(str, unknown))}"
+            raise Invalid(message, subject="queue_types")
 
     def of(self, topic: str) -> QueueType:
         """Return the type of a topic's queues.
@@ -60,8 +60,8 @@ class TopicTypes:
         """
         reported, given = self._job_type_of(topic), self._given_types.get(topic)
         if reported is not None and given is not None and reported != given:
-            text = f"{topic} is a {reported} topic, but the queue_types of this producer name it {given}"
-            raise Invalid(text, subject=topic)
+            message = f"{topic} is a {reported} topic, but the queue_types of this producer name it {given}"
+            raise Invalid(message, subject=topic)
         return reported or given or "simple"
 
 
@@ -141,8 +141,8 @@ class Destinations:
                 except Unavailable as error:
                     LOG.info("%s", error)
             if waited_s > self._timeout_s:
-                text = f"Kafka does not return the partitions of {topic}"
-                raise NotWritten(text, subject=topic)
+                message = f"Kafka does not return the partitions of {topic}"
+                raise NotWritten(message, subject=topic)
             time.sleep(NEW_TOPIC_PAUSE_S)
         self._known_topics.add((topic, wait_for_store))
 

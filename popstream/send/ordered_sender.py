@@ -179,7 +179,8 @@ class OrderedSender:
     def _open(self, outgoing: Outgoing) -> bool:
         """Add a message to the buffer and to the current epoch; return False when the buffer is full."""
         if self._is_closed:
-            raise ClientClosed("the producer is closed", subject=outgoing.message.topic)
+            message = "the producer is closed"
+            raise ClientClosed(message, subject=outgoing.message.topic)
         has_room = self._accumulator.reserve(outgoing)
         outgoing.epoch = self._epoch
         self._open_counts[self._epoch] += 1

@@ -48,6 +48,6 @@ def epoch_ms(time: datetime | int) -> int:
     if isinstance(time, int):
         return time
     if time.utcoffset() is None:
-        text = f"{time.isoformat()} has no time zone"
-        raise ValueError(text)
+        message = f"{time.isoformat()} has no time zone"
+        raise ValueError(message)
     return (time - _EPOCH) // timedelta(milliseconds=1)

@@ -48,7 +48,7 @@ def error_names(modules: dict[Path, ast.Module]) -> set[str]:
 
 def is_command(function: Function) -> bool:
     """Whether the docstring is the help text of a command, whose errors become exit codes."""
-    return any("with_options" in ast.unparse(decorator) for decorator in function.decorator_list)
+    return any("takes_options" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
 def public_functions(node: ast.Module | ast.ClassDef, docstring: str = "") -> Iterator[tuple[Function, str]]:

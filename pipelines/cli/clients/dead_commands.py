@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.exits import EPILOG, command_group
-from pipelines.cli.options import AdminKeyFile, JsonOutput, LetterOptions, ServerOptions, with_options
+from pipelines.cli.options import AdminKeyFile, JsonOutput, LetterOptions, ServerOptions, takes_options
 
 __all__ = ["dead"]
 
@@ -31,7 +31,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done,
 
 
 @dead.command("list", epilog=EPILOG)
-@with_options(letters=LetterOptions, server=ServerOptions)
+@takes_options(letters=LetterOptions, server=ServerOptions)
 def list_letters(
     *,
     letters: LetterOptions,
@@ -50,7 +50,7 @@ def list_letters(
 
 
 @dead.command(epilog=EPILOG)
-@with_options(server=ServerOptions)
+@takes_options(server=ServerOptions)
 def show(
     letter: Annotated[str, typer.Argument(help="a letter as `dead list` names it, such as 2/17", metavar="LETTER")],
     bytes_max: Annotated[
@@ -74,7 +74,7 @@ def show(
 
 
 @dead.command(epilog=EPILOG)
-@with_options(selected=LetterOptions, server=ServerOptions)
+@takes_options(selected=LetterOptions, server=ServerOptions)
 def redrive(
     letters: Letters = None,
     *,
@@ -107,7 +107,7 @@ def redrive(
 
 
 @dead.command(epilog=EPILOG)
-@with_options(selected=LetterOptions, server=ServerOptions)
+@takes_options(selected=LetterOptions, server=ServerOptions)
 def purge(
     letters: Letters = None,
     *,

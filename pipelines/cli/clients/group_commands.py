@@ -13,7 +13,7 @@ from pipelines.cli.options import (
     PolicyOptions,
     QueuePolicyOptions,
     Topic,
-    with_options,
+    takes_options,
 )
 
 __all__ = ["group", "policy"]
@@ -24,7 +24,7 @@ GroupName = Annotated[str, typer.Argument(help="consumer group", metavar="GROUP"
 
 
 @group.command("list", epilog=EPILOG)
-@with_options(job=JobOptions)
+@takes_options(job=JobOptions)
 def list_groups(
     topic: Annotated[str | None, typer.Argument(help="only groups of this topic", metavar="TOPIC")] = None,
     *,
@@ -41,7 +41,7 @@ def list_groups(
 
 
 @group.command("policy", epilog=EPILOG)
-@with_options(rules=PolicyOptions, job=JobOptions)
+@takes_options(rules=PolicyOptions, job=JobOptions)
 def group_policy(
     group_name: GroupName,
     topics: Annotated[list[str], typer.Argument(help="message topics", metavar="TOPIC...")],
@@ -71,7 +71,7 @@ def group_policy(
         run_policy(place, group_name, topics, is_new=new_group, admin_key_file=admin_key_file, **fields)
 
 
-@with_options(rules=QueuePolicyOptions, job=JobOptions)
+@takes_options(rules=QueuePolicyOptions, job=JobOptions)
 def policy(
     topics: Annotated[list[str], typer.Argument(help="message topics", metavar="TOPIC...")],
     rules: QueuePolicyOptions,
@@ -98,7 +98,7 @@ def policy(
 
 
 @group.command(epilog=EPILOG)
-@with_options(job=JobOptions)
+@takes_options(job=JobOptions)
 def reset(
     group_name: GroupName,
     topic: Topic,
@@ -119,7 +119,7 @@ def reset(
 
 
 @group.command(epilog=EPILOG)
-@with_options(job=JobOptions)
+@takes_options(job=JobOptions)
 def forget(
     group_name: GroupName,
     topics: Annotated[

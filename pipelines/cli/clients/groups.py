@@ -19,7 +19,7 @@ from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import QueueView
 from pipelines.control.messages import Status, StatusRequest
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 from popstream import Refused, Transport
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Command, ForgetLane, ResetOffset
@@ -162,7 +162,9 @@ def require_meant(target: Target, topic: str, group: str) -> None:
     if queues:
         return
     command = f"popstream group forget {shlex.quote(group)} {topic}"
-    text = with_options(f"the group {group} has never popped {topic}: it begins there, and stays until `{command}`")
+    text = completed_commands(
+        f"the group {group} has never popped {topic}: it begins there, and stays until `{command}`"
+    )
     if not sys.stdin.isatty():
         say(f"{text}; --new-group says that this is meant")
     elif not typer.confirm(f"{text}. Go on?", err=True):

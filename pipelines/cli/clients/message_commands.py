@@ -9,7 +9,7 @@ import typer
 
 from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN
-from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, moment_ms, with_options
+from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, moment_ms, takes_options
 
 __all__ = ["consume", "ops", "perf", "release", "send"]
 
@@ -24,7 +24,7 @@ Timeout = Annotated[
 ]
 
 
-@with_options(target=TargetOptions)
+@takes_options(target=TargetOptions)
 def ops(
     operation: Annotated[
         str | None, typer.Argument(help="an operation as JSON; - or nothing: standard input, one per line")
@@ -57,7 +57,7 @@ def ops(
     run_ops(find_target(target), commands, timeout_ms=int(timeout), as_json=as_json)
 
 
-@with_options(target=TargetOptions)
+@takes_options(target=TargetOptions)
 def send(
     topic: Topic,
     file: Annotated[Path | None, typer.Argument(help="one message per line; - or nothing: standard input")] = None,
@@ -92,7 +92,7 @@ def send(
     run_send(find_target(target), topic, file, queue_id=queue, tag=tag, deliver_at_ms=deliver_at_ms, create=create)
 
 
-@with_options(target=TargetOptions)
+@takes_options(target=TargetOptions)
 def consume(
     topic: Topic,
     group: Annotated[str, typer.Option(help="consumer group")],
@@ -147,7 +147,7 @@ def consume(
     )
 
 
-@with_options(target=TargetOptions)
+@takes_options(target=TargetOptions)
 def perf(
     messages: Annotated[int, typer.Option(help="messages to send", min=1)] = 100_000,
     size: Annotated[int, typer.Option(help="bytes of a value", min=VALUE_BYTES_MIN, max=1_000_000)] = 100,
@@ -211,7 +211,7 @@ def perf(
     run_perf(plan, keep=keep, as_json=as_json)
 
 
-@with_options(target=TargetOptions)
+@takes_options(target=TargetOptions)
 def release(
     topics: Annotated[list[str], typer.Argument(help="message topics", metavar="TOPIC...")],
     client: Annotated[str, typer.Option(help="client id of the consumer that was killed")],

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.exits import EPILOG, command_group
-from pipelines.cli.options import DEFAULT_VAR, JsonOutput, RecoveryOptions, Var, with_options
+from pipelines.cli.options import DEFAULT_VAR, JsonOutput, RecoveryOptions, Var, takes_options
 
 __all__ = ["migrate", "rescale"]
 
@@ -18,7 +18,7 @@ Checkpoint = Annotated[
 
 
 @migrate.command("to-cluster", epilog=EPILOG)
-@with_options(job=RecoveryOptions)
+@takes_options(job=RecoveryOptions)
 def to_cluster(
     checkpoint: Checkpoint,
     only: Annotated[
@@ -41,7 +41,7 @@ def to_cluster(
 
 
 @migrate.command("to-folder", epilog=EPILOG)
-@with_options(job=RecoveryOptions)
+@takes_options(job=RecoveryOptions)
 def to_folder(
     checkpoint: Checkpoint,
     var: Var = DEFAULT_VAR,
@@ -59,7 +59,7 @@ def to_folder(
     run_to_folder(job.load(), checkpoint, var=var, as_json=as_json)
 
 
-@with_options(job=RecoveryOptions)
+@takes_options(job=RecoveryOptions)
 def rescale(
     checkpoint: Checkpoint,
     partitions: Annotated[

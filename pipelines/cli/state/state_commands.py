@@ -15,7 +15,7 @@ from pipelines.cli.options import (
     Topic,
     Var,
     moment_ms,
-    with_options,
+    takes_options,
 )
 from pipelines.printed_commands import remembered
 from popstream.wire.base_errors import Invalid
@@ -23,7 +23,7 @@ from popstream.wire.base_errors import Invalid
 __all__ = ["queue", "restore", "snapshot", "status", "verify"]
 
 
-@with_options(job=JobOptions)
+@takes_options(job=JobOptions)
 def status(
     lane: Annotated[str | None, typer.Option(metavar="GROUP", help="lanes of this group only")] = None,
     topic: Annotated[str | None, typer.Option(help="queues of this topic only")] = None,
@@ -60,7 +60,7 @@ def status(
         run_status(place, request, as_json=as_json)
 
 
-@with_options(job=JobOptions)
+@takes_options(job=JobOptions)
 def queue(
     topic: Topic,
     queue_id: Annotated[int | None, typer.Option("--queue", help="only this queue", min=0)] = None,
@@ -118,7 +118,7 @@ def queue(
     run_queue(job.place(), request, as_json=as_json)
 
 
-@with_options(job=RecoveryOptions)
+@takes_options(job=RecoveryOptions)
 def snapshot(
     listed: Annotated[bool, typer.Option("--list", help="list the snapshots instead of taking one")] = False,  # noqa: FBT002
     checkpoint: ReadCheckpoint = None,
@@ -142,7 +142,7 @@ def snapshot(
     (run_list if listed else run_snapshot)(job.load(), as_json=as_json)
 
 
-@with_options(job=RecoveryOptions)
+@takes_options(job=RecoveryOptions)
 def restore(
     lossy: Annotated[  # noqa: FBT002 - a flag
         bool,
@@ -186,13 +186,14 @@ def restore(
         kept = [snapshot.id for snapshot in snapshots_of(job.load(on_cluster=True)).list()]
         chosen = next(iter(kept), None) if only is None else only
         how = in_new_checkpoint(None if chosen == NO_SNAPSHOT else chosen)
-        raise Invalid(f"a job on a cluster is not restored in place: {how}")
+        message = f"a job on a cluster is not restored in place: {how}"
+        raise Invalid(message)
     from pipelines.cli.state.restore_state import run_restore
 
     run_restore(job.load(), var=var, lossy=lossy, only=only, rebuild=rebuild or [], as_json=as_json)
 
 
-@with_options(job=RecoveryOptions)
+@takes_options(job=RecoveryOptions)
 def verify(
     since: Annotated[
         str | None,

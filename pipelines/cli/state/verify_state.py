@@ -22,7 +22,7 @@ from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Image, ImageRequest
 from pipelines.job_settings import JobSettings
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 from pipelines.recovery.verify import Inputs, ProgressReport, Verified, WorkFolder, goes_on, verify
 
 __all__ = ["VerifyOptions", "run_verification", "run_verify"]
@@ -106,7 +106,7 @@ def run_verification(
         say(f"stopped while {last}: {goes_on(options.since)}")
         raise typer.Exit(Exit.UNAVAILABLE) from None
     if options.as_json:
-        differences = [with_options(line) for line in verified.differences]
+        differences = [completed_commands(line) for line in verified.differences]
         print(msgspec.json.encode(msgspec.structs.replace(verified, differences=differences)).decode())
     else:
         print_facts(standard_output(), dict(_facts(verified)))

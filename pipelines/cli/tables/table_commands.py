@@ -20,7 +20,7 @@ from pipelines.cli.options import (
     duration_ms,
     moment_ms,
     since_ms,
-    with_options,
+    takes_options,
 )
 from pipelines.cli.tables.query_options import Engine, Output, QueryOptions, versions_by_table
 from popstream.wire.base_errors import Invalid
@@ -30,7 +30,7 @@ __all__ = ["check", "erase", "maintain", "query", "report", "why"]
 DEFAULT_DATA_DOCS = Path("var/data_docs")
 
 
-@with_options(job=TableOptions)
+@takes_options(job=TableOptions)
 def query(
     sql: Annotated[str, typer.Argument(help="one SELECT, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN statement")],
     max_rows: Annotated[int, typer.Option(help="rows printed at most; 0: all", min=0)] = 1000,
@@ -80,7 +80,7 @@ def query(
         run_query(tables, sql, options)
 
 
-@with_options(job=StoryOptions)
+@takes_options(job=StoryOptions)
 def why(
     place: Annotated[
         str, typer.Argument(metavar="PLACE", help="TOPIC/QUEUE/OFFSET of a message; TOPIC/QUEUE with --lane")
@@ -123,7 +123,7 @@ def why(
         run_why_lane(found, tables, named, lane, as_json=as_json)
 
 
-@with_options(job=TableOptions)
+@takes_options(job=TableOptions)
 def report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="the file to write; one of this name is replaced")] = Path(
         "popstream-report.html"
@@ -167,7 +167,7 @@ def report(
         run_report(JobFolder(job.load().folder, tables), scope, out)
 
 
-@with_options(job=FolderOptions)
+@takes_options(job=FolderOptions)
 def maintain(
     tables: Tables = None,
     var: Var = DEFAULT_VAR,
@@ -186,7 +186,7 @@ def maintain(
     run_maintain(settings.job_folder.absolute(), settings.audit_retention_days, var=var, as_json=as_json)
 
 
-@with_options(job=FolderOptions)
+@takes_options(job=FolderOptions)
 def erase(
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="erase texts that contain this")] = None,
     record: Annotated[
@@ -221,7 +221,7 @@ def erase(
     run_erase(job.load(tables=tables), wanted, dry_run=dry_run, as_json=as_json)
 
 
-@with_options(job=TableOptions)
+@takes_options(job=TableOptions)
 def check(
     table: Annotated[
         list[str] | None, typer.Option(metavar="TABLE", help="only the expectations of this table; several: again")

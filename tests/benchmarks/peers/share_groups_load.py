@@ -42,8 +42,8 @@ class ShareGroupsLoad:
     def flush(self) -> None:
         left = self._producer.flush(FLUSH_LIMIT_S)
         if left or self._refused is not None:
-            text = f"{left} messages are not confirmed, {self._refused}"
-            raise RuntimeError(text)
+            message = f"{left} messages are not confirmed, {self._refused}"
+            raise RuntimeError(message)
 
     def loop(self, topic: str, ledger: Ledger) -> None:
         # Unlike the Java client it has no share.acquire.mode: a poll may bring more.

@@ -30,6 +30,7 @@ from popstream.settings import FetchClient
 from tests.support.acl_lines import rights_in
 from tests.support.processes.job_process import ROOT
 from tests.support.processes.up_process import Up, run, run_for, status_of
+from tests.support.secured_site import login_by_token
 from tests.support.token_server import TokenServer
 from tests.support.wire import wait_for
 
@@ -117,7 +118,7 @@ class Site:
         trust = f'ssl.truststore.type="PEM" ssl.truststore.location="{self._trust_store}"'
         jaas = f'{MODULE} required clientId="{user}" clientSecret="{secret}" {trust};'
         tokens = {"sasl_oauthbearer_token_endpoint_url": self._endpoint.url, "sasl_jaas_config": jaas}
-        return self.broker.login_by_token(user, **lines, **tokens).config_file
+        return login_by_token(self.broker, user, **lines, **tokens).config_file
 
 
 @pytest.fixture(params=["SCRAM", pytest.param("OAUTHBEARER", marks=pytest.mark.long)])

@@ -30,6 +30,7 @@ from popstream.reach_kafka import reach_kafka
 from popstream.settings import FetchClient
 from tests.support.acl_lines import rights_in
 from tests.support.processes.up_process import run_for
+from tests.support.secured_site import login_by_token
 from tests.support.token_server import Answer, TokenServer, write_private
 from tests.support.wire import wait_for
 
@@ -64,7 +65,7 @@ class Site:
             "sasl_oauthbearer_token_endpoint_url": self.endpoint.url,
             "sasl_jaas_config": f'{MODULE} required clientId="{user}" clientSecret="{secret}" scope="kafka" {store};',
         }
-        return self.broker.login_by_token(user, **(found | lines))
+        return login_by_token(self.broker, user, **(found | lines))
 
     def login_beside(self, user: str) -> KafkaConnection:
         """A file with the credentials in settings of their own."""

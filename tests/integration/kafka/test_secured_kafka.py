@@ -34,6 +34,7 @@ from popstream.settings import ClientSettings, FetchClient
 from popstream.topics.access_rights import require_rights
 from tests.support.acl_lines import rights_in
 from tests.support.processes.up_process import run_for
+from tests.support.secured_site import pkcs12_trust_store, wait_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,7 +116,7 @@ def test_a_job_names_the_right_that_it_lacks(secured: SecuredKafka, right: Right
     if right.operation == "Create":
         with open_admin(secured.broker.connection) as admin:
             admin.delete(OWN.dead_letters)
-        secured.wait_until_gone(OWN.dead_letters)
+        wait_until_gone(secured, OWN.dead_letters)
     with within_seconds(), pytest.raises(Invalid) as raised:
         ensure_job_topics(connection, JobSettings(message_topics="orders"))
     assert raised.value.details == (
@@ -304,7 +305,7 @@ def test_clients_bring_a_certificate(tmp_path: Path, kafka_jar_files: list[Path]
         with_pem = as_client(**pem, ssl_key_password=escaped)
         with_pkcs12 = as_client(
             ssl_truststore_type="PKCS12",
-            ssl_truststore_location=str(authority.pkcs12_trust_store(password)),
+            ssl_truststore_location=str(pkcs12_trust_store(authority, password)),
             ssl_truststore_password=escaped,
             ssl_keystore_location=str(authority.key_store("alice", password=password, as_pkcs12=True)),
             ssl_keystore_password=escaped,

@@ -18,7 +18,7 @@ from pipelines.cli.app import app
 from pipelines.cli.exits import say
 from pipelines.cli.options import RecoveryOptions
 from pipelines.job_settings import JobSettings
-from pipelines.printed_commands import remember_job, remembered, with_options
+from pipelines.printed_commands import completed_commands, remember_job, remembered
 from pipelines.recovery.verify import goes_on
 from popstream.wire.base_errors import RESTORE, Corrupt
 
@@ -37,7 +37,7 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def command_in(text: str) -> list[str]:
-    found = re.search(r"`popstream ([^`]*)`", with_options(text))
+    found = re.search(r"`popstream ([^`]*)`", completed_commands(text))
     assert found is not None
     return shlex.split(found[1])
 
@@ -45,7 +45,7 @@ def command_in(text: str) -> list[str]:
 def test_the_defaults_need_no_options() -> None:
     remember_job(JobSettings())
     remembered("--var", Path("var"))(Path("var"))
-    assert with_options(RESTORE) == RESTORE
+    assert completed_commands(RESTORE) == RESTORE
 
 
 @pytest.mark.parametrize("name", ["restore", "restore --lossy", "verify"])
@@ -87,7 +87,7 @@ def test_other_commands_get_the_options_that_they_have(tmp_path: Path) -> None:
     text = "`popstream up --prefix NAME --folder FOLDER --ops-partitions 6`"
     assert command_in(text)[-2:] == ["--bootstrap-servers", "kafka:9092"]
     assert command_in("`popstream queue orders --queue 0`") == ["queue", "orders", "--queue", "0", "--folder", folder]
-    assert with_options("`popstream dead list`, popstream restore") == "`popstream dead list`, popstream restore"
+    assert completed_commands("`popstream dead list`, popstream restore") == "`popstream dead list`, popstream restore"
 
 
 def test_up_gets_every_option_that_it_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_variables_are_printed_as_options(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_completed_twice_is_completed_once() -> None:
     remember_job(JobSettings(topic_prefix="orders"))
-    assert with_options(with_options(RESTORE)) == with_options(RESTORE)
+    assert completed_commands(completed_commands(RESTORE)) == completed_commands(RESTORE)
 
 
 def test_what_is_said_is_completed(capsys: pytest.CaptureFixture[str]) -> None:

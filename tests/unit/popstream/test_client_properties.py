@@ -13,6 +13,7 @@ import pytest
 from connectors.kafka.certificates import Authority
 from popstream.client_properties import ClientProperties, read_client_properties
 from popstream.wire.base_errors import Invalid
+from tests.support.secured_site import pkcs12_trust_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +102,7 @@ def test_stores_are_pem_files_pem_text_or_pkcs12(file: Path, authority: Authorit
     in_pkcs12 = read(
         file,
         f"security.protocol=SSL\nssl.truststore.type=PKCS12\nssl.truststore.password={SECRET}\n"
-        f"ssl.truststore.location={authority.pkcs12_trust_store(SECRET)}\n"
+        f"ssl.truststore.location={pkcs12_trust_store(authority, SECRET)}\n"
         f"ssl.keystore.location={p12}\nssl.keystore.password={SECRET}\n",
     )
     assert in_pkcs12.trusted_pem == in_files.trusted_pem

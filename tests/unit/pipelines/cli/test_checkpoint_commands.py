@@ -12,7 +12,7 @@ from checkpoints.applied import Applied
 from checkpoints.snapshot_store import SnapshotStore
 from pipelines import printed_commands
 from pipelines.cli.app import app
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,14 +63,14 @@ def test_a_restore_names_the_newest_snapshot(tmp_path: Path) -> None:
 
 def test_a_message_names_the_checkpoint_of_the_command() -> None:
     text = "run `popstream snapshot` now, `popstream dead list`, or `popstream verify --fresh`"
-    assert with_options(text) == text
+    assert completed_commands(text) == text
     CliRunner().invoke(app, ["restore", *URL])
     named = "--checkpoint hdfs://name/orders"
-    assert with_options(text) == (
+    assert completed_commands(text) == (
         f"run `popstream snapshot {named}` now, `popstream dead list`, or `popstream verify --fresh {named}`"
     )
-    again = with_options("start it with `popstream up --take-over`")
+    again = completed_commands("start it with `popstream up --take-over`")
     assert again == f"start it with `popstream submit --take-over {named}`"
-    assert with_options("run `popstream restore`") == f"run `popstream restore {named}`"
+    assert completed_commands("run `popstream restore`") == f"run `popstream restore {named}`"
     CliRunner().invoke(app, ["status", "--folder", "nowhere"])
-    assert named not in with_options(text)
+    assert named not in completed_commands(text)

@@ -11,7 +11,7 @@ from pipelines.cli import target as target_module
 from pipelines.cli.options import TargetOptions
 from pipelines.cli.target import find_target
 from pipelines.control.job_file import JobFile
-from pipelines.printed_commands import with_options
+from pipelines.printed_commands import completed_commands
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, Unavailable
 
@@ -71,8 +71,8 @@ def test_without_a_job_a_kafka_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_command_that_is_named_finds_the_same_kafka(job: JobFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(printed_commands, "_options", {})
     find_target(TargetOptions(bootstrap_servers="elsewhere:9092", prefix="shop"))
-    assert with_options("`popstream send orders --create 4`") == (
+    assert completed_commands("`popstream send orders --create 4`") == (
         "`popstream send orders --create 4 --bootstrap-servers elsewhere:9092 --prefix shop`"
     )
     assert find_target(TargetOptions()).job == job
-    assert with_options("`popstream send orders --create 4`") == "`popstream send orders --create 4`"
+    assert completed_commands("`popstream send orders --create 4`") == "`popstream send orders --create 4`"

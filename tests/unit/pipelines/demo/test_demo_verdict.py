@@ -244,4 +244,4 @@ def test_the_summary_is_ok_only_when_everything_is(
 def test_losses_are_counted() -> None:
     run = good()
     group_without_workers(run)
-    assert examine(EXPECTED, Evidence(**run)).lost == 3
+    assert examine(EXPECTED, Evidence(**run)).counts.lost == 3

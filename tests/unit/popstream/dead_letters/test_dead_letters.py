@@ -130,8 +130,8 @@ def test_a_selection_is_what_has_all_its_properties(
 
 def test_a_reason_is_also_what_the_handler_raised(job: MemoryJob) -> None:
     def fail(_: object) -> None:
-        text = "the bank is away"
-        raise ConnectionError(text)
+        message = "the bank is away"
+        raise ConnectionError(message)
 
     job.write("orders", 0, [b"mocha"])
     with job.consumer("baristas", topics=["orders"], max_attempts=1) as consumer:

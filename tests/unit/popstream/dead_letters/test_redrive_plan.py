@@ -58,6 +58,11 @@ def test_a_letter_says_what_the_job_has_written() -> None:
     assert (letter.history.ops_partition, letter.history.ops_kafka_offset, letter.history.epoch) == (1, 99, 3)
 
 
+def test_a_letter_is_as_large_as_the_record_that_it_holds() -> None:
+    record = message(("größe", b"1"), ("trace", None))
+    assert letter_of(record).size_bytes == record.size_bytes == len("table-3mocha1trace") + len("größe".encode())
+
+
 def test_a_second_copy_of_a_letter_has_its_id_and_another_letter_has_not() -> None:
     copied = copy_of(GIVEN_UP, 10, message())
     again = Letter.of(0, 77, Payload(copied.key, copied.value, [*copied.headers], 9_999))
