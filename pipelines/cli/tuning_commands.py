@@ -8,9 +8,9 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
-    JobOptions,
     JsonOutput,
     RecoveryOptions,
+    TableOptions,
     Var,
     duration_ms,
     durations_ms,
@@ -101,7 +101,7 @@ def what_if(
     )
 
 
-@takes_options(job=JobOptions)
+@takes_options(job=TableOptions)
 def recommend(
     groups: Groups = None,
     since: Annotated[
@@ -114,7 +114,7 @@ def recommend(
     ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="print the queries, too")] = False,  # noqa: FBT002 - a flag
     *,
-    job: JobOptions,
+    job: TableOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Recommend the invisible time, attempts and prefetch of groups, by how long their handlers take.
@@ -123,8 +123,8 @@ def recommend(
     and with --sql or --json the query that gives them. Where there is too
     little, it says so and recommends nothing. Works while the job is running.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.tuning.recommend_settings import run_recommend
 
     from_ms = None if since is None else since_ms(since)
-    run_recommend(JobFolder(job.load().folder).delta, groups or [], from_ms=from_ms, with_sql=sql, as_json=as_json)
+    with job.opened() as tables:
+        run_recommend(tables, groups or [], from_ms=from_ms, with_sql=sql, as_json=as_json)

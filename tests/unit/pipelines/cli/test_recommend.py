@@ -132,3 +132,15 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     done = recommend(folder)
     assert (done.exit_code, done.stdout) == (4, "")
     assert "deliveries" in done.stderr
+
+
+def test_tables_at_a_place_of_their_own(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "tables"
+    elsewhere.symlink_to(folder / "delta")
+    here = recommend(folder)
+    by_option = recommend(tmp_path / "job", "--tables", str(elsewhere))
+    settings = tmp_path / "job.toml"
+    settings.write_text(f'tables = "{elsewhere}"\n')
+    by_setting = recommend(tmp_path / "job", "--settings", str(settings))
+    assert by_option.stdout == by_setting.stdout == here.stdout
+    assert here.stdout
