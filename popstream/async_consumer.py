@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 from popstream.awaitable import in_thread
 from popstream.consumer import CLOSE_TIMEOUT_MS, Consumer
 from popstream.lease.leases import left_s
-from popstream.pop.handler_pool import end_forked_child
+from popstream.pop.coroutine_feed import CoroutineFeed
+from popstream.pop.handler_pool import end_forked_child, unsettled
 from popstream.shutdown import install_sigterm_handler
 from popstream.type_variables import Body
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncConsumer"]
 
-
-TAKE_TIMEOUT_S = 1.0
 POPS_AT_ONCE_MAX = 32
 
 
@@ -119,22 +117,22 @@ class AsyncConsumer(Generic[Body]):
             Refused: The job refuses pops of this group.
             Invalid: The consumer has no topics, one does not exist, or `tasks` is less than 1.
         """
-        if tasks < 1:
-            message = f"a handler needs at least one task, not {tasks}"
-            raise Invalid(message, subject="tasks")
-        subscription = self.consumer.subscribe()
-        feed = _Feed(subscription, self._threads, self._settling)
-        handle = self.consumer.observers.around_coroutine(self.consumer, handle)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(tasks):
-                    worker = group.create_task(self._work(feed, handle))
-                    self._workers.add(worker)
-                    worker.add_done_callback(self._workers.discard)
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # all workers meet the same error
-        finally:
-            subscription.stop()
+
+        async def handle_one(messages: Sequence[Message[Body]]) -> None:
+            await handle(messages[0])
+
+        await self._run(handle_one, set_size=1, tasks=tasks)
+
+    async def run_sets(
+        self, handle: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int = 1
+    ) -> None:
+        """Like `Consumer.run_sets`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
+
+        Raises:
+            Refused: The job refuses pops of this group.
+            Invalid: As of `run`, or `set_size` is less than 1.
+        """
+        await self._run(handle, set_size=set_size, tasks=tasks)
 
     def stop(self) -> None:
         """Like `Consumer.stop`."""
@@ -154,9 +152,9 @@ class AsyncConsumer(Generic[Body]):
 
         After `break` the messages that were prefetched are still held, for the next iteration: `stop` releases them.
         """
-        feed = _Feed(self.consumer.subscribe(), self._threads, self._settling)
-        while (message := await feed.next()) is not None:
-            yield message
+        feed = self._feed(self.consumer.subscribe(), 1)
+        while messages := await feed.next():
+            yield messages[0]
 
     async def __aenter__(self) -> Self:
         """Open it."""
@@ -181,110 +179,44 @@ class AsyncConsumer(Generic[Body]):
         self._pop_threads.shutdown(wait=False)
         self._threads.shutdown(wait=False)
 
-    async def _work(self, feed: _Feed, handle: Callable[[Message], Awaitable[object]]) -> None:
+    async def _run(
+        self, handle: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int
+    ) -> None:
+        if min(tasks, set_size) < 1:
+            message = f"a handler needs at least one task and one message, not {tasks} and {set_size}"
+            raise Invalid(message, subject=self.consumer.client_id)
+        subscription = self.consumer.subscribe()
+        feed = self._feed(subscription, set_size)
+        handle = self.consumer.observers.around_coroutine(self.consumer, handle)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(tasks):
+                    worker = group.create_task(self._work(feed, handle))
+                    self._workers.add(worker)
+                    worker.add_done_callback(self._workers.discard)
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # all workers meet the same error
+        finally:
+            subscription.stop()
+
+    def _feed(self, subscription: Subscription, set_size: int) -> CoroutineFeed:
+        return CoroutineFeed(subscription, set_size, self._threads, self._settling)
+
+    async def _work(self, feed: CoroutineFeed, handle: Callable[[Sequence[Message]], Awaitable[object]]) -> None:
         process_id = os.getpid()
-        while (message := await feed.next()) is not None:
+        while messages := await feed.next():
             try:
-                await handle(message)
+                await handle(messages)
             except BaseException as error:
                 end_forked_child(process_id)
-                if not message.is_settled:
-                    feed.fail(message, error)
+                if left := unsettled(messages):
+                    feed.fail(left, error)
                 if not isinstance(error, Exception) and not _was_raised_within(error):
                     raise
             else:
                 end_forked_child(process_id)
-                if not message.is_settled:
-                    feed.finish(message)
-
-
-class _Feed:
-    """Passes the messages of a subscription to coroutines; one thread waits on behalf of all of them.
-
-    Args:
-        subscription: The source of the messages.
-        threads: For calls that block.
-        settling: Has the calls that settle messages, as long as they run.
-    """
-
-    def __init__(self, subscription: Subscription, threads: ThreadPoolExecutor, settling: set[Future[None]]) -> None:
-        self._subscription = subscription
-        self._threads = threads
-        self._settling = settling
-        self._waiters: deque[asyncio.Future[Message | None]] = deque()
-        self._serving: asyncio.Task[None] | None = None
-
-    async def next(self) -> Message | None:
-        """Wait for the next message; None: the consumer has stopped."""
-        if not self._waiters and (fetched := self._subscription.take_fetched(1)):
-            try:
-                await asyncio.sleep(0)  # a handler that never waits must not keep the others from running
-            except asyncio.CancelledError:
-                self.release(fetched[0])
-                raise
-            return fetched[0]
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Message | None] = loop.create_future()
-        self._waiters.append(waiter)
-        if self._serving is None or self._serving.done():
-            self._serving = loop.create_task(self._serve())
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and (message := waiter.result()) is not None:
-                self.release(message)
-            raise
-
-    def finish(self, message: Message) -> None:
-        """Ack a message soon, together with others."""
-        self._subscription.finish((message,))
-
-    def release(self, message: Message) -> None:
-        """Return a message, and in an orderly group the later ones of its pop; in a thread, as Kafka may be away."""
-        self._settle(partial(self._subscription.return_with_rest, [message]))
-
-    def fail(self, message: Message, error: BaseException) -> None:
-        """Settle a message whose handler has raised (`Subscription.fail`); in a thread, too."""
-        self._settle(partial(self._subscription.fail, [message], error))
-
-    def _settle(self, call: Callable[[], None]) -> None:
-        try:
-            settling = self._threads.submit(call)
-        except RuntimeError:  # the consumer is closed, so the call only says so
-            call()
-        else:
-            self._settling.add(settling)
-            settling.add_done_callback(self._settling.discard)
-
-    async def _serve(self) -> None:
-        try:
-            while waiter := self._next_waiter():
-                if self._subscription.is_stopped:
-                    waiter.set_result(None)
-                    continue
-                self._waiters.appendleft(waiter)
-                take = partial(self._subscription.take, 1, TAKE_TIMEOUT_S)
-                for message in await asyncio.get_running_loop().run_in_executor(self._threads, take):
-                    self._pass_on(message)
-                while self._waiters and (fetched := self._subscription.take_fetched(1)):
-                    self._pass_on(fetched[0])
-        except Exception as error:  # noqa: BLE001 - every caller of `next` raises it
-            while waiter := self._next_waiter():
-                waiter.set_exception(error)
-
-    def _pass_on(self, message: Message) -> None:
-        if found := self._next_waiter():
-            found.set_result(message)
-        else:
-            self.release(message)
-
-    def _next_waiter(self) -> asyncio.Future[Message | None] | None:
-        """Remove and return the first waiter that still waits."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                return waiter
-        return None
+                if left := unsettled(messages):
+                    feed.finish(left)
 
 
 async def _wait(futures: set[asyncio.Future[None]], deadline_s: float) -> None:

@@ -179,15 +179,15 @@ class Observers(Observer):
         return observed
 
     def around_coroutine(
-        self, consumer: Observed, handle: Callable[[Message], Awaitable[object]]
-    ) -> Callable[[Message], Awaitable[object]]:
-        """Return a handler for coroutines that is observed."""
+        self, consumer: Observed, handle: Callable[[Sequence[Message]], Awaitable[object]]
+    ) -> Callable[[Sequence[Message]], Awaitable[object]]:
+        """Return a handler of sets, for coroutines, that is observed."""
         if not self:
             return handle
 
-        async def observed(message: Message) -> None:
-            with self.handling(consumer, (message,)):
-                await handle(message)
+        async def observed(messages: Sequence[Message]) -> None:
+            with self.handling(consumer, messages):
+                await handle(messages)
 
         return observed
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from popstream.message import Message
     from popstream.pop.subscription import Subscription
 
-__all__ = ["HandlerPool", "each_message", "end_forked_child", "in_one_process"]
+__all__ = ["HandlerPool", "each_message", "end_forked_child", "in_one_process", "unsettled"]
 
 LOG = logging.getLogger(__name__)
 
@@ -105,16 +105,17 @@ class HandlerPool:
         try:
             self._handle(messages)
         except BaseException as error:
-            if left := _unsettled(messages):
+            if left := unsettled(messages):
                 self._subscription.fail(left, error)
             if not isinstance(error, Exception):
                 raise
         else:
-            if left := _unsettled(messages):
+            if left := unsettled(messages):
                 self._subscription.finish(left)
 
 
-def _unsettled(messages: Sequence[Message]) -> list[Message]:
+def unsettled(messages: Sequence[Message]) -> list[Message]:
+    """Return those that their handler has not settled."""
     return [message for message in messages if not message.is_settled]
 
 

@@ -14,6 +14,8 @@ from popstream.wire.base_errors import Invalid
 from tests.support.held_back_job import HeldBackJob
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from popstream.consumer import Consumer
 
 
@@ -25,9 +27,13 @@ def job() -> MemoryJob:
     return made
 
 
-def left_of(job: MemoryJob) -> list[tuple[bytes | None, int]]:
+def left_of(job: MemoryJob, *, order: bool = False) -> list[tuple[bytes | None, int]]:
     with job.consumer("billing") as other:
-        return [(message.value, message.attempt) for queue_id in range(2) for message in other.pop("orders", queue_id)]
+        return [
+            (message.value, message.attempt)
+            for queue_id in range(2)
+            for message in other.pop("orders", queue_id, order=order)
+        ]
 
 
 def test_iteration(job: MemoryJob) -> None:
@@ -249,11 +255,39 @@ def test_run_ends_with_any_error_of_the_subscription(job: MemoryJob, monkeypatch
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("order", [False, True])
+def test_sets_are_acked_together_and_of_a_failed_one_only_the_first_counts(job: MemoryJob, *, order: bool) -> None:
+    sizes: list[int] = []
+    attempts: dict[bytes | None, int] = {}
+
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"], order=order, back_off=[])) as consumer:
+
+            async def handle(messages: Sequence[Message]) -> None:
+                sizes.append(len(messages))
+                assert not order or len({message.queue_id for message in messages}) == 1
+                if messages[0].queue_offset == 0 and messages[0].attempt == 1:
+                    raise ValueError("no milk")
+                messages[-1].ack()
+                attempts.update((message.value, message.attempt) for message in messages)
+                if len(attempts) == 20:
+                    consumer.stop()
+
+            await consumer.run_sets(handle, set_size=4, tasks=2)
+
+    asyncio.run(main())
+    assert max(sizes) == 4
+    assert {value for value, attempt in attempts.items() if attempt > 1} == {b"0-0", b"1-0"}
+    assert left_of(job, order=order) == []
+
+
 def test_run_needs_a_task(job: MemoryJob) -> None:
     async def main() -> None:
         async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
             with pytest.raises(Invalid, match="at least one task"):
                 await consumer.run(Message.ack, tasks=0)
+            with pytest.raises(Invalid, match="one message"):
+                await consumer.run_sets(asyncio.sleep, set_size=0)  # type: ignore[arg-type]
 
     asyncio.run(main())
 
