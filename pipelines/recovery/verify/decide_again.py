@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from broker_state.store.keys import read_queue_prefix
 from broker_state.store.rocks_store import META, RocksStore
 from connectors.delta.pieces import Span, rows_between, rows_since
 from connectors.delta.row_comparison import ROW_KEY, Comparison, comparable_schema, compare_rows, described_row
@@ -25,7 +26,7 @@ from pipelines.decide_ops.order import Ordered, in_one_turn, order
 from pipelines.recovery.verify.plan import VerifyPlan
 from pipelines.recovery.verify.state_comparison import KeyComparison, compare_states
 from pipelines.recovery.verify.table_rows import PieceReader, audit_readers
-from popstream.exchange.partitioner import partition_of
+from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import PopstreamError
 
 __all__ = ["Records", "RowResult", "ShareResult", "run_share"]
@@ -93,8 +94,7 @@ def run_share(
         ours = set(plan.shares[share]) or {0}
 
         def is_ours(queue: bytes) -> bool:
-            key = queue[1:-4] + b"\0" + str(int.from_bytes(queue[-4:], "big")).encode()
-            partition = partition_of(key, count)
+            partition = partition_of(ops_key(*read_queue_prefix(queue)), count)
             # Partitions without records belong to the first share.
             return partition in ours or (share == 0 and not any(partition in other for other in plan.shares))
 
