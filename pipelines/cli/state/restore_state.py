@@ -24,7 +24,8 @@ from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.target import require_job_folder
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.ops_log import found_log
-from pipelines.recovery.restore import Restored, move_tables_away, restore
+from pipelines.recovery.replaced_files import move_tables_away
+from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
