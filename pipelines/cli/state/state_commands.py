@@ -14,9 +14,9 @@ from pipelines.cli.options import (
     RecoveryOptions,
     Topic,
     Var,
-    moment_ms,
     takes_options,
 )
+from pipelines.cli.time_options import moment_ms
 from pipelines.printed_commands import remembered
 from popstream.wire.base_errors import Invalid
 
