@@ -7,6 +7,7 @@ so a share that was killed anywhere goes on after its last slice.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -116,7 +117,7 @@ class _Share:
         self._partitions = partitions
         self._store = again
         quarantine = Quarantine(state)
-        self._decider = OpsDecider(again, lambda record: quarantine.decode(record, decoder))
+        self._decider = OpsDecider(again, partial(quarantine.decode, decoder=decoder))
         self._in_delta, self._waiting = audit_readers(plan, partitions, state)
         self._records = records
         stored = again.get(META, _PROGRESS_KEY)
