@@ -180,7 +180,7 @@ def restore(
     """
     if checkpoint is not None:
         from pipelines.cli.cluster.new_checkpoint import in_new_checkpoint
-        from pipelines.cli.state.snapshot import snapshots_of
+        from pipelines.cli.job_sources import snapshots_of
         from pipelines.recovery.candidates import NO_SNAPSHOT
 
         kept = [snapshot.id for snapshot in snapshots_of(job.load(on_cluster=True)).list()]
