@@ -6,7 +6,7 @@ so a share that was killed anywhere goes on after its last slice.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,20 +20,18 @@ from connectors.delta.row_comparison import ROW_KEY, Comparison, comparable_sche
 from connectors.delta.rows import plain_rows
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.decode import Decoder
 from pipelines.decide_ops.entries import rows_by_table
 from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.decide_ops.order import Ordered, in_one_turn, order
+from pipelines.recovery.replay_source import Records
 from pipelines.recovery.verify.plan import VerifyPlan
 from pipelines.recovery.verify.state_comparison import KeyComparison, compare_states
 from pipelines.recovery.verify.table_rows import PieceReader, audit_readers
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import PopstreamError
 
-__all__ = ["Records", "RowResult", "ShareResult", "run_share"]
-
-Records = Callable[[int, int, int], Iterator[KafkaRecord]]
-"""Reads the records of (partition, first offset, end offset), in order."""
+__all__ = ["RowResult", "ShareResult", "run_share"]
 
 _PROGRESS_KEY = b"verify"
 
