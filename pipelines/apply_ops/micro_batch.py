@@ -24,14 +24,13 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.plans import Plans, end_of_micro_batch
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
-from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.decide_ops.entry import Entry
 from pipelines.decide_ops.ops_decider import Decided, OpsDecider
 from pipelines.decide_ops.order import TurnLength, in_turns, order
 from pipelines.failpoints import failpoint
 from pipelines.laps import Lap, seconds_of
 from popstream.wire.base_errors import PopstreamError
-from popstream.wire.handle import Signer
 
 __all__ = ["STEPS", "MicroBatchApplier", "MicroBatchReport", "RecordSource"]
 
@@ -104,6 +103,10 @@ class MicroBatchReport:
         """The seconds of `fetch` and of each step."""
         return seconds_of(self.lap)
 
+    def deadlines(self) -> dict[tuple[str, int], int]:
+        """Return the earliest deadline of each queue that it touched, in ms."""
+        return {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in self.touched}
+
     def step(self, name: str) -> Lap:
         """Pass the fail-point of a step, and return its lap, to be entered."""
         failpoint(name)
@@ -130,18 +133,15 @@ class MicroBatchApplier:
         attempts: Counts the attempts at a micro-batch, across processes.
         quarantine: Records that are rejected undecided.
         applied: The offsets up to which the log is applied.
-        decoder: Decodes records.
+        decider: Decides over `store`, and decodes with `quarantine`.
         source: Provides the records of a micro-batch.
         plans: The planned range of each micro-batch.
-        results_partitions: Partition count of the results topic; answers to other partitions are dropped.
-        signer: Signs the handles in answers; None leaves them unsigned.
         delivered: Returns, by table, the last apply_seq whose rows are durable in Delta.
         publish: Called with the new outbox entries after each write; must not block.
         trace: Called with the report of each micro-batch, also of one that has failed; must neither block nor raise.
         observe: Called with each decision once it is written and published, and with the queues that it touched; must
             neither block nor raise.
-        after_batch: Called at the end of a micro-batch with its report, the earliest deadline of each queue that it
-            touched, in ms, and the timestamp of its newest record.
+        after_batch: Called at the end of a micro-batch with its report.
     """
 
     def __init__(
@@ -153,14 +153,12 @@ class MicroBatchApplier:
         attempts: Attempts,
         quarantine: Quarantine,
         applied: Applied,
-        decoder: Decoder,
+        decider: OpsDecider,
         source: RecordSource,
         plans: Plans,
-        results_partitions: int,
-        signer: Signer | None,
         delivered: Callable[[], Mapping[str, int]],
         publish: Callable[[list[Entry]], None],
-        after_batch: Callable[[MicroBatchReport, Mapping[tuple[str, int], int], int], None],
+        after_batch: Callable[[MicroBatchReport], None],
         observe: Callable[[Decision, Collection[QueueState]], None] = lambda _decision, _touched: None,
         trace: Callable[[MicroBatchReport], None] = lambda _: None,
     ) -> None:
@@ -177,12 +175,7 @@ class MicroBatchApplier:
         self._after_batch = after_batch
         self._observe = observe
         self._trace = trace
-        self._decider = OpsDecider(
-            store,
-            lambda record: quarantine.decode(record, decoder),
-            results_partitions=results_partitions,
-            signer=signer,
-        )
+        self._decider = decider
         self._turn_length = TurnLength()
 
     def __call__(self, micro_batch: MicroBatch) -> None:
@@ -203,8 +196,7 @@ class MicroBatchApplier:
             report.after = self.applied
             self._trace(report)
             report.lap.forget_errors()
-        deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in report.touched}
-        self._after_batch(report, deadlines, report.newest_ms)
+        self._after_batch(report)
 
     def _try_to_apply(
         self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: MicroBatchReport

@@ -22,6 +22,7 @@ from broker_state.store.rocks_store import RocksStore
 from pipelines.build_consume_queue.builder import read_queues, reader_of
 from pipelines.build_consume_queue.stored_ids import read_id_counts
 from pipelines.build_units.queue_change import Queue
+from pipelines.control_request import ControlRequest
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
 
@@ -31,11 +32,10 @@ SHOWN_MAX = 1_000
 """Upper bound of `QueueRequest.limit`."""
 
 
-class QueueRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="queue"):
+class QueueRequest(ControlRequest, frozen=True, kw_only=True, tag="queue"):
     """Asks for queues of a topic, and for some of their units.
 
     Attributes:
-        token: Authenticates the request to a running job.
         queue_id: One queue; None: all of the topic.
         queue_offset: Find the unit at this offset, or the first one after it.
         message_offset: Find the unit with this message.
@@ -46,7 +46,6 @@ class QueueRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     topic: str
-    token: str = ""
     queue_id: int | None = None
     queue_offset: int | None = None
     message_offset: int | None = None

@@ -9,7 +9,6 @@ import typer
 from pipelines.cli.options import (
     DEFAULT_VAR,
     ApiTokenFile,
-    Duration,
     Folder,
     JobPrefix,
     JobServers,
@@ -21,6 +20,7 @@ from pipelines.cli.options import (
     load_settings,
     meaning,
 )
+from pipelines.cli.time_options import Duration, duration_option
 from pipelines.printed_commands import remember_job, remembered
 from popstream.kafka_connection import chosen_connection
 
@@ -41,7 +41,7 @@ def up(
     records_per_batch_max: Annotated[int | None, typer.Option(help=meaning("records_per_batch_max"))] = None,
     flush_interval: Annotated[
         Duration | None,
-        typer.Option(parser=Duration.parse, metavar="DURATION", help=meaning("flush_interval_s")),
+        duration_option(meaning("flush_interval_s")),
     ] = None,
     driver_memory: Annotated[str | None, typer.Option(help=meaning("driver_memory"))] = None,
     metrics_port: Annotated[int | None, typer.Option(help=meaning("metrics_port"))] = None,

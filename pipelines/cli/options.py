@@ -4,12 +4,9 @@ import contextlib
 import functools
 import inspect
 import os
-import re
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +14,7 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from pipelines.cli.time_options import durations_ms, since_ms
 from pipelines.job_settings import PREFIX, JobSettings, unknown_variables
 from pipelines.printed_commands import remember_job, remembered
 from popstream.dead_letters.letter import parse_place
@@ -40,7 +38,6 @@ __all__ = [
     "DEFAULT_VAR",
     "AdminKeyFile",
     "ApiTokenFile",
-    "Duration",
     "Folder",
     "JobOptions",
     "JobPrefix",
@@ -61,53 +58,17 @@ __all__ = [
     "TargetOptions",
     "Topic",
     "Var",
-    "duration_ms",
-    "durations_ms",
     "load_settings",
     "meaning",
-    "moment_ms",
-    "since_day",
-    "since_ms",
     "takes_options",
 ]
 
-DURATION = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
-UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 DEFAULT_VAR = Path("var")
 
 
 def meaning(field: str) -> str:
     """Return the meaning of a setting, for the help of its option."""
     return f"{JobSettings.model_fields[field].description} ({PREFIX}{field.upper()})"
-
-
-def duration_ms(text: str) -> int:
-    """Return the milliseconds of a duration with its unit.
-
-    >>> duration_ms("30s"), duration_ms("1.5m"), duration_ms("250ms"), duration_ms("0s")
-    (30000, 90000, 250, 0)
-    """
-    found = re.fullmatch(DURATION, text.strip())
-    if found is None:
-        message = f"{text!r} is not a duration: write a number and ms, s, m or h, as in 30s"
-        raise typer.BadParameter(message)
-    return round(float(found[1]) * UNIT_MS[found[2]])
-
-
-def moment_ms(text: str) -> int:
-    """Return milliseconds since 1970 of such a number, or of an ISO 8601 time (UTC if it names no zone).
-
-    >>> moment_ms("1893456000000"), moment_ms("2030-01-01"), moment_ms("2030-01-01T00:00:00.5Z")
-    (1893456000000, 1893456000000, 1893456000500)
-    """
-    if text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        message = f"{text!r} is not a time: write milliseconds since 1970, or ISO 8601 as in 2030-01-31T12:00:00Z"
-        raise typer.BadParameter(message) from error
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 Folder = Annotated[Path | None, typer.Option("--folder", help=meaning("folder"), show_default="var/job")]
@@ -170,25 +131,6 @@ Var = Annotated[
         callback=remembered("--var", DEFAULT_VAR),
     ),
 ]
-
-
-def since_ms(text: str) -> int:
-    """Return milliseconds since 1970 of a time as `moment_ms` reads it, or of a duration before now, as in 2h.
-
-    >>> since_ms("2030-01-01"), abs(time.time() * 1000 - since_ms("2h") - 7_200_000) < 60_000
-    (1893456000000, True)
-    """
-    is_duration = re.fullmatch(DURATION, text.strip()) is not None
-    return int(time.time() * 1000) - duration_ms(text) if is_duration else moment_ms(text)
-
-
-def since_day(text: str) -> date:
-    """Return the date (UTC) of a time as `since_ms` reads it.
-
-    >>> since_day("2030-01-31T12:00Z")
-    datetime.date(2030, 1, 31)
-    """
-    return datetime.fromtimestamp(since_ms(text) / 1000, UTC).date()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,33 +382,6 @@ def takes_options(
         return run
 
     return decorate
-
-
-class Duration(int):
-    """Milliseconds, written with a unit on the command line.
-
-    >>> str(Duration(30_000)), str(Duration(1_500)), str(Duration(7_200_000))
-    ('30s', '1500ms', '2h')
-    """
-
-    @classmethod
-    def parse(cls, text: "str | Duration") -> "Duration":
-        """Parse an option. Raises typer.BadParameter."""
-        return text if isinstance(text, Duration) else cls(duration_ms(text))
-
-    def __str__(self) -> str:
-        """Return it with the largest unit that divides it."""
-        unit = next(unit for unit in reversed(UNIT_MS) if self % UNIT_MS[unit] == 0)
-        return f"{int(self) // UNIT_MS[unit]}{unit}"
-
-
-def durations_ms(text: str) -> list[int]:
-    """Parse an option. Raises typer.BadParameter.
-
-    >>> durations_ms("1s,5s,2m"), durations_ms("")
-    ([1000, 5000, 120000], [])
-    """
-    return [duration_ms(part) for part in text.split(",")] if text else []
 
 
 def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are

@@ -6,17 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import (
-    DEFAULT_VAR,
-    JsonOutput,
-    RecoveryOptions,
-    TableOptions,
-    Var,
-    duration_ms,
-    durations_ms,
-    since_ms,
-    takes_options,
-)
+from pipelines.cli.options import DEFAULT_VAR, JsonOutput, RecoveryOptions, TableOptions, Var, takes_options
+from pipelines.cli.time_options import duration_ms, durations_ms, since_ms
 from popstream.wire.limits import ATTEMPTS_MAX, IN_FLIGHT_MAX, PARKED_MAX, QUOTA_MAX
 
 __all__ = ["recommend", "what_if"]

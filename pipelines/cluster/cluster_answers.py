@@ -53,11 +53,7 @@ class ClusterAnswers:
         match request:
             case StatusRequest():
                 return self._status(request)
-            case PoliciesRequest():
-                with self._turn:
-                    join_pool(self._spark, POOL)
-                    return answer_from_checkpoint(self._spark, self._checkpoint, request)
-            case QueueRequest():
+            case PoliciesRequest() | QueueRequest():
                 with self._turn:
                     join_pool(self._spark, POOL)
                     return answer_from_checkpoint(self._spark, self._checkpoint, request)

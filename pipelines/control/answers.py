@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 import structlog
 
+from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.control.batch_history import BatchHistory
 from pipelines.control.lane_pages import lane_page, queue_page
 from pipelines.control.lane_views import selected_queues
@@ -184,29 +185,37 @@ class JobAnswers:
                 self._answering.notify_all()
 
     def _answer_for_job(self, request: Request) -> Answer:
-        job = self._job
-        if isinstance(request, StatusRequest):
-            queues, is_cut = selected_queues(job.store, request.group, request.topic, request.limit)
-            return msgspec.structs.replace(self._reporter.status_of(job.report()), queues=queues, is_cut=is_cut)
-        if isinstance(request, PoliciesRequest):
-            return Policies(policies_in(job.store, request.topic, request.group))
-        if isinstance(request, LanesRequest):
-            return lane_page(job.store, _watch_of(job), request)
-        if isinstance(request, QueuesRequest):
-            return queue_page(job.store, _watch_of(job), job.builder, request)
-        if isinstance(request, SnapshotRequest):
-            return job.take_snapshot()
-        if isinstance(request, ImageRequest):
-            # The builder's store first: what has left its outbox is then in the state.
-            built = None if job.builder is None else str(take_image(job.builder.store, job.folder.scratch))
-            return Image(folder=str(take_image(job.store, job.folder.scratch)), queues=built)
-        if job.builder is None:
-            message = "this job builds no queues: it has no message_topics"
-            raise Invalid(message)
-        if isinstance(request, RebuildRequest):
-            return Rebuilt(job.builder.query.rebuild((request.topic, request.queue_id), request.from_offset))
         assert not isinstance(request, RatesRequest), "answered without a job"
-        return job.builder.views(job.store, request)
+        job = self._job
+        match request:
+            case StatusRequest():
+                queues, is_cut = selected_queues(job.store, request.group, request.topic, request.limit)
+                return msgspec.structs.replace(self._reporter.status_of(job.report()), queues=queues, is_cut=is_cut)
+            case PoliciesRequest():
+                return Policies(policies_in(job.store, request.topic, request.group))
+            case LanesRequest():
+                return lane_page(job.store, _watch_of(job), request)
+            case QueuesRequest():
+                return queue_page(job.store, _watch_of(job), job.builder, request)
+            case SnapshotRequest():
+                return job.take_snapshot()
+            case ImageRequest():
+                # The builder's store first: what has left its outbox is then in the state.
+                built = None if job.builder is None else str(take_image(job.builder.store, job.folder.scratch))
+                return Image(folder=str(take_image(job.store, job.folder.scratch)), queues=built)
+            case RebuildRequest():
+                return Rebuilt(_builder_of(job).query.rebuild((request.topic, request.queue_id), request.from_offset))
+            case QueueRequest():
+                return _builder_of(job).views(job.store, request)
+            case _:
+                assert_never(request)
+
+
+def _builder_of(job: AnsweringJob) -> BuilderService:
+    if job.builder is None:
+        message = "this job builds no queues: it has no message_topics"
+        raise Invalid(message)
+    return job.builder
 
 
 def _watch_of(job: AnsweringJob) -> LaneWatch:

@@ -1,7 +1,6 @@
 """Requests to a running job and their answers, as they cross its control socket: one line of JSON each.
 
-The field `ask` of a request names its kind. Every request carries the token of the job file, which only the user of the
-job may read.
+The field `ask` of a request names its kind. Every request carries the token of the job file.
 """
 
 import msgspec
@@ -16,6 +15,7 @@ from pipelines.control.lane_views import LANES_SHOWN, QueueView
 from pipelines.control.metrics import Totals
 from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
 from pipelines.control.policy_views import PolicyView
+from pipelines.control_request import ControlRequest
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 __all__ = [
@@ -40,63 +40,46 @@ STATE_CHARACTERS = 8
 """Characters of a state epoch that are enough to tell states apart."""
 
 
-class StatusRequest(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="status"
-):
+class StatusRequest(ControlRequest, frozen=True, kw_only=True, tag="status"):
     """Asks for the status of the job.
 
     Attributes:
-        token: Token of the job file.
         group: Only lanes of this group, with their details.
         topic: Only queues of this topic.
         limit: Lanes shown at most; 0: the queues are not read.
     """
 
-    token: str = ""
     group: str | None = None
     topic: str | None = None
     limit: int = LANES_SHOWN
 
 
-class PoliciesRequest(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="policies"
-):
+class PoliciesRequest(ControlRequest, frozen=True, kw_only=True, tag="policies"):
     """Asks for the rules of queues and lanes.
 
     Attributes:
-        token: Token of the job file.
         topic: Those of this topic alone.
         group: Those of this group alone.
     """
 
-    token: str = ""
     topic: str | None = None
     group: str | None = None
 
 
-class RebuildRequest(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="rebuild"
-):
+class RebuildRequest(ControlRequest, frozen=True, kw_only=True, tag="rebuild"):
     """Asks the builder to forget a consume queue from a queue offset on, and to read it again."""
 
     topic: str
     queue_id: int
     from_offset: int
-    token: str = ""
 
 
-class SnapshotRequest(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="snapshot"
-):
+class SnapshotRequest(ControlRequest, frozen=True, kw_only=True, tag="snapshot"):
     """Asks for a snapshot now."""
 
-    token: str = ""
 
-
-class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="image"):
+class ImageRequest(ControlRequest, frozen=True, kw_only=True, tag="image"):
     """Asks for copies of the present stores in the job's scratch folder; the caller removes them."""
-
-    token: str = ""
 
 
 Request = (

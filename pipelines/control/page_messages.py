@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pipelines.control_request import ControlRequest
+
 __all__ = ["LanePage", "LaneRow", "LanesRequest", "QueuePage", "QueueRow", "QueuesRequest", "RatesRequest"]
 
 PAGE_MAX = 500
@@ -16,7 +18,7 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Skip = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class LanesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="lanes"):
+class LanesRequest(ControlRequest, frozen=True, kw_only=True, tag="lanes"):
     """Asks for a page of all lanes.
 
     Attributes:
@@ -26,16 +28,13 @@ class LanesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         limit: Lanes of the page at most.
     """
 
-    token: str = ""
     search: str = ""
     order: Literal["lag", "in_flight", "oldest", "name"] = "lag"
     skip: Skip = 0
     limit: Limit = 50
 
 
-class QueuesRequest(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="queues"
-):
+class QueuesRequest(ControlRequest, frozen=True, kw_only=True, tag="queues"):
     """Asks for a page of all queues, by name.
 
     Attributes:
@@ -44,16 +43,13 @@ class QueuesRequest(
         limit: Queues of the page at most.
     """
 
-    token: str = ""
     search: str = ""
     skip: Skip = 0
     limit: Limit = 50
 
 
-class RatesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="rates"):
+class RatesRequest(ControlRequest, frozen=True, kw_only=True, tag="rates"):
     """Asks for rates and durations of the last ten minutes."""
-
-    token: str = ""
 
 
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@ import gc
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -52,6 +53,7 @@ from pipelines.control.metric_definitions import Metric
 from pipelines.control.metrics import Metrics
 from pipelines.decide_ops.decode import Decoder
 from pipelines.decide_ops.entry import EntryKind
+from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from pipelines.laps import Lap, OnLap, untold
@@ -364,6 +366,7 @@ class Job:
         )
         signer = Signer.of(settings.handle_ring)
         verifier = OperationVerifier.of(settings.admin_ring, self.topics.ops)
+        decoder = Decoder(self.ops.partition_count, signer, verifier)
         self.apply_ops = MicroBatchApplier(
             store=self.store,
             require_ownership=self._require_ownership,
@@ -371,11 +374,14 @@ class Job:
             attempts=Attempts(self.folder.attempts),
             quarantine=self.quarantine,
             applied=applied,
-            decoder=Decoder(self.ops.partition_count, signer, verifier),
+            decider=OpsDecider(
+                self.store,
+                partial(self.quarantine.decode, decoder=decoder),
+                results_partitions=self.results.partition_count,
+                signer=signer,
+            ),
             source=self._source,
             plans=SparkPlans(checkpoint, self.topics.ops),
-            results_partitions=self.results.partition_count,
-            signer=signer,
             delivered=self._flusher.committed,
             publish=self.publisher.publish,
             observe=self._observe,
@@ -536,13 +542,13 @@ class Job:
     def _show_owner(self) -> None:
         self.metrics.show_owner(OwnerView.of(self.settings.topic_prefix, self._prefix.owner))
 
-    def _after_batch(self, report: MicroBatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
+    def _after_batch(self, report: MicroBatchReport) -> None:
         behind = report.records >= self.settings.records_per_batch_max
         if self.applied.apply_seq and not self._stored_epoch:
             self._stored_epoch = self.applied.state_epoch
             self._show_owner()
         self.metrics.record(report, self.outbox, self.flush.delivered_seq)
-        self.ticker.learn(deadlines, newest_ms, behind=behind)
+        self.ticker.learn(report.deadlines(), report.newest_ms, behind=behind)
         failpoint("commit")
 
     def _watch_lanes(self, queues: Collection[StoredQueue]) -> None:

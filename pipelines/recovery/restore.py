@@ -7,30 +7,27 @@ compares these rows, and does not write them again.
 The builder's store is kept if it is not damaged; otherwise that of the snapshot takes its place, or an empty one. It
 gets a new epoch, too, and writes the units again that the Delta table does not have.
 
-Nothing is deleted: the files that were in the place before are moved to `replaced/`.
+Nothing is deleted: what was in the place before is moved aside (replaced_files.py).
 """
 
 import contextlib
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import msgspec
-import structlog
 from pyspark.sql import SparkSession
 
 from broker_state.store.generation import raise_generation
 from broker_state.store.overlay import STATE, Change
-from broker_state.store.rocks_store import BUILDER_FAMILIES, META, DiskFull, RocksStore, StoreStopped
+from broker_state.store.rocks_store import BUILDER_FAMILIES, META, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, applied_of, encode_noted
 from checkpoints.layout import JobFolder
 from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.reconcile import LogFound, require_end, require_same_log
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshot_store import SnapshotStore
-from checkpoints.table_file import verify_tables
 from connectors.delta.covered import (
     covered_offsets,
     generation_used,
@@ -41,7 +38,7 @@ from connectors.delta.covered import (
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.log.transactions import known_versions
 from connectors.delta.store import ensure_table
-from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
+from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
@@ -53,15 +50,13 @@ from pipelines.recovery.candidates import (
     PassedOver,
     UsableState,
     find_candidates,
-    read_all,
     usable_states,
 )
+from pipelines.recovery.replaced_files import put_in_place
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["Restored", "move_tables_away", "restore"]
-
-_log = structlog.get_logger(__name__)
+__all__ = ["Restored", "restore"]
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,25 +81,6 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[str]
     since_loss: list[str]
     replaced: str | None
-
-
-def move_tables_away(folder: JobFolder, tables: Iterable[str]) -> None:
-    """Move damaged tables to `replaced/`, so that a restore computes their rows again.
-
-    Raises:
-        Invalid: There is no table with this name; none was moved.
-    """
-    wanted = sorted(set(tables))
-    if unknown := [name for name in wanted if name not in TABLES]:
-        message = f"there is no table {unknown[0]}: the tables are {', '.join(TABLES)}"
-        raise Invalid(message, subject=unknown[0])
-    for name in wanted:
-        present = table_path(folder.delta, name)
-        if present.exists():
-            replaced = _new_folder_for_replaced(folder.replaced_tables)
-            replaced.mkdir(parents=True)
-            present.rename(replaced / name)
-            _log.warning("table_moved_away", table=name, to=str(replaced / name))
 
 
 def restore(
@@ -152,7 +128,7 @@ def restore(
                 passed_over[state.source] = PassedOver([error.message])
                 continue
             # Dispatches that the log has lost are sent again only by a builder that starts with an empty store.
-            replaced = _swap(folder, state.folder, keep_queues=not state.losses.records)
+            replaced = put_in_place(folder, state.folder, keep_queues=not state.losses.records)
             Attempts(folder.attempts).forget()
             folder.scrubbed.unlink(missing_ok=True)  # other files may have the same names
             _begin_builder_epoch(folder, in_delta)
@@ -237,7 +213,7 @@ def _known_applied(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Appl
 
 def _new_epoch(state: UsableState, log: LogFound, tables: _Tables, continues: str) -> tuple[Applied, Replay]:
     """Return the notes with which a new state epoch begins; it continues all epochs that the tables know, and one."""
-    source, _, found, losses = state
+    found, losses = state.found, state.losses
     before = found.applied
     epochs = tables.epochs if before is None else tables.epochs | {*before.epochs}
     epochs = epochs | ({continues} - {""})
@@ -257,7 +233,7 @@ def _new_epoch(state: UsableState, log: LogFound, tables: _Tables, continues: st
     elif found.replay.since_loss:
         since_loss, compared_from = [*found.replay.since_loss, applied.state_epoch], found.replay.compared_from
     replay = Replay(
-        restored_from=source,
+        restored_from=state.source,
         covered=tables.covered,
         lost=losses.lines,
         compared_from=compared_from,
@@ -308,49 +284,3 @@ def _begin_builder_epoch(folder: JobFolder, in_delta: UnitsInDelta) -> None:
     if in_delta.ends or folder.queues.is_dir():
         with RocksStore(folder.queues, BUILDER_FAMILIES) as store:
             Builder(store, Outbox(store), "").begin_epoch(uuid.uuid4().hex, in_delta)
-
-
-def _swap(folder: JobFolder, restored: Path, *, keep_queues: bool) -> Path | None:
-    """Move the restored stores into the job's folder, and the present ones to `replaced/`; return that folder.
-
-    A damaged builder's store is not put in place: the next start builds it again.
-
-    Args:
-        folder: Folder of the job.
-        restored: Folder with the state, and perhaps the builder's store.
-        keep_queues: Keep the present builder's store unless it is damaged: it continues at its own ends, whatever the
-            state is.
-    """
-    replaced = _new_folder_for_replaced(folder.replaced)
-    moved_to = None
-    for source, present in ((restored / "queues", folder.queues), (restored / "state", folder.state)):
-        if present == folder.queues and keep_queues and _is_undamaged(present):
-            continue
-        if present.exists():
-            moved_to = replaced
-            replaced.mkdir(parents=True, exist_ok=True)
-            present.rename(replaced / present.name)
-        if source.is_dir() and (present != folder.queues or _is_undamaged(source)):
-            source.rename(present)
-    return moved_to
-
-
-def _new_folder_for_replaced(folder: Path) -> Path:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    return folder / f"{stamp}-{uuid.uuid4().hex[:6]}"
-
-
-def _is_undamaged(queues: Path) -> bool:
-    if not queues.is_dir():
-        return False
-    try:
-        with RocksStore(queues, BUILDER_FAMILIES) as store:
-            verify_tables(store)
-            read_all(store, BUILDER_FAMILIES)
-            Builder(store, Outbox(store), "")  # decodes its records
-    except DiskFull:
-        raise
-    except (Corrupt, Invalid, StoreStopped) as error:
-        _log.warning("builder_store_damaged", error=str(error))
-        return False
-    return True

@@ -18,8 +18,9 @@ from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.decide_ops.decode import Decoder, Rejected
 from pipelines.decide_ops.prefetch import op_keys_of
+from pipelines.recovery.replay_source import Records
 from pipelines.recovery.verify.work_folder import linked_copy
 from pipelines.tuning.handlings import Evidence
 from pipelines.tuning.other_settings import OtherSettings
@@ -30,10 +31,7 @@ from pipelines.tuning.replay import TICK_AFTER_MS, QueueReplay
 from pipelines.tuning.tally import LaneOutcome, QueueTally
 from popstream.wire.base_errors import PopstreamError
 
-__all__ = ["LaneResult", "PartitionRange", "Records", "ShareResult", "run_share"]
-
-Records = Callable[[int, int, int], Iterator[KafkaRecord]]
-"""Reads the records of (partition, first offset, end offset), in order."""
+__all__ = ["LaneResult", "PartitionRange", "ShareResult", "run_share"]
 
 _SLICE_RECORDS = 10_000
 

@@ -12,6 +12,7 @@ import msgspec
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
 from pipelines.recovery.ops_log import offsets_at
+from pipelines.recovery.replay_source import ReplaySource
 from pipelines.recovery.verify.progress import Progress, ProgressReport
 from pipelines.recovery.worker_pool import run_processes
 from pipelines.tuning import worker
@@ -165,17 +166,20 @@ def _tasks(
     shares: list[list[Any]] = [[] for _ in range(min(processes, len(partitions)))]
     for each in partitions:
         min(shares, key=lambda share: sum(one.end - one.first for one in share)).append(each)
+    source = ReplaySource(
+        connection=inputs.connection,
+        topic=inputs.log.topic,
+        partition_count=len(inputs.log.end_offset),
+        handle_ring=inputs.handle_ring,
+        admin_ring=inputs.admin_ring,
+    )
     return [
         ReplayTask(
-            topic=inputs.log.topic,
-            partition_count=len(inputs.log.end_offset),
+            source=source,
             partitions=share,
             base=base,
             folder=str(folder / f"share-{number}"),
             settings=settings,
-            connection=inputs.connection,
-            handle_ring=inputs.handle_ring,
-            admin_ring=inputs.admin_ring,
         )
         for number, share in enumerate(shares)
     ]

@@ -25,7 +25,7 @@ import pytest
 
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.cli.exits import Exit, exit_code
-from pipelines.recovery.restore import move_tables_away
+from pipelines.recovery.replaced_files import move_tables_away
 from popstream.wire.base_errors import PopstreamError
 from tests.support.harms import HARMS
 from tests.support.in_process.restore_scene import RestoreScene

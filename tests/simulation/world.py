@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker_state.store.overlay import DEADLINES, OPS, STATE
@@ -25,6 +26,7 @@ from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.laps import Lap
 from popstream.wire.base_errors import Fenced
 from tests.model.generator import PARTITIONS, iterate
@@ -148,21 +150,24 @@ class Instance:
             TOPICS, self.outbox, self.producer, Letters(), OwnPrefix(), on_failure=lambda _: None
         )
         self.publisher.start()
+        quarantine = Quarantine(disk.store)
         self.apply_ops = MicroBatchApplier(
             store=disk.store,
             require_ownership=self._require_ownership,
             outbox=self.outbox,
             attempts=NoAttempts(),  # type: ignore[arg-type]
-            quarantine=Quarantine(disk.store),
+            quarantine=quarantine,
             applied=applied,
-            decoder=Decoder(PARTITIONS),
+            decider=OpsDecider(
+                disk.store,
+                partial(quarantine.decode, decoder=Decoder(PARTITIONS)),
+                results_partitions=RESULTS_PARTITIONS,
+            ),
             source=self,
             plans=self.plans,
-            results_partitions=RESULTS_PARTITIONS,
-            signer=None,
             delivered=self.tables.committed,
             publish=self.publisher.publish,
-            after_batch=lambda *_: failpoints.failpoint("commit"),
+            after_batch=lambda _: failpoints.failpoint("commit"),
         )
         self.flush = DeltaFlush(self.outbox, self.tables, applied_seq=lambda: self.apply_ops.applied.apply_seq)
 

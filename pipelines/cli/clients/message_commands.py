@@ -9,19 +9,16 @@ import typer
 
 from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN
-from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, moment_ms, takes_options
+from pipelines.cli.options import JsonOutput, TargetOptions, Topic, takes_options
+from pipelines.cli.time_options import Duration, duration_option, moment_ms
 
 __all__ = ["consume", "ops", "perf", "release", "send"]
 
-InvisibleTime = Annotated[
-    Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="invisible time of each message")
-]
+InvisibleTime = Annotated[Duration, duration_option("invisible time of each message")]
 HALF_A_MINUTE = Duration(30_000)
 A_MINUTE = Duration(60_000)
 A_MOMENT = Duration(3_000)
-Timeout = Annotated[
-    Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="how long to wait for the answers")
-]
+Timeout = Annotated[Duration, duration_option("how long to wait for the answers")]
 
 
 @takes_options(target=TargetOptions)
@@ -71,7 +68,7 @@ def send(
     ] = None,
     delay: Annotated[
         Duration | None,
-        typer.Option(parser=Duration.parse, metavar="DURATION", help="the same as a time from now, at most 168h"),
+        duration_option("the same as a time from now, at most 168h"),
     ] = None,
     create: Annotated[
         int, typer.Option(metavar="QUEUES", help="create the topic with this number of queues", min=0)
@@ -108,7 +105,7 @@ def consume(
     invisible_time: InvisibleTime = HALF_A_MINUTE,
     wait: Annotated[
         Duration,
-        typer.Option(parser=Duration.parse, metavar="DURATION", help="stop when no message has arrived for this time"),
+        duration_option("stop when no message has arrived for this time"),
     ] = A_MOMENT,
     follow: Annotated[bool, typer.Option("--follow", help="do not stop when no message arrives")] = False,  # noqa: FBT002
     no_ack: Annotated[  # noqa: FBT002
@@ -176,7 +173,7 @@ def perf(
     invisible_time: InvisibleTime = A_MINUTE,
     timeout: Annotated[
         Duration,
-        typer.Option(parser=Duration.parse, metavar="DURATION", help="give up when nothing moves for this time"),
+        duration_option("give up when nothing moves for this time"),
     ] = A_MINUTE,
     keep: Annotated[bool, typer.Option("--keep", help="leave the topic and the lanes of the groups")] = False,  # noqa: FBT002
     *,

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from pipelines.cli.clients.groups import queues_of, require_meant, send_all
 from pipelines.cli.exits import say
-from pipelines.cli.options import Duration
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.target import JobPlace, Target, end_without_job, require_left_alone, require_running_job, running_job
+from pipelines.cli.time_options import Duration
 from pipelines.control.client import ask, stored_policies
 from pipelines.control.messages import Policies, PoliciesRequest
 from pipelines.control.policy_views import PolicyView

@@ -9,9 +9,9 @@ from connectors.kafka.own_topics import Topics
 from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.cli.cluster.state_place import cluster_spark, identity_in
 from pipelines.cli.exits import say
+from pipelines.cli.job_sources import log_of
 from pipelines.cli.spark_tools import working
 from pipelines.cli.state.queue import show_queues
-from pipelines.cli.state.restore_state import log_of
 from pipelines.cli.state.status import show_status
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.checkpoint_view import answer_from_checkpoint

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from broker_state.store.rocks_store import RocksStore
 from pipelines.cli.cluster.state_place import owned, state_place
+from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.spark_tools import working
-from pipelines.cli.state.snapshot import show_snapshot, snapshots_of
+from pipelines.cli.state.snapshot import show_snapshot
 from pipelines.cluster.copy_of_state import Checkpoint, copy_state
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.take_snapshot import take_snapshot

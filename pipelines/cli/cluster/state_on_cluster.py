@@ -12,7 +12,7 @@ from checkpoints.applied import applied_of
 from checkpoints.ownership import Ownership
 from pipelines.cli.cluster.state_place import owned, state_place
 from pipelines.cli.exits import say
-from pipelines.cli.state.snapshot import snapshots_of
+from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.target import require_state
 from pipelines.cluster.audit_query import audit_ends
 from pipelines.cluster.migration.stored_state import Migrated

@@ -13,10 +13,10 @@ from checkpoints.reconcile import LogFound
 from connectors.jars.resolve import s3_jars, spark_jars
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
-from connectors.kafka.topic_admin import TopicFacts, describe
+from connectors.kafka.topic_admin import TopicFacts
 from connectors.spark_cluster.object_store import is_on_s3, object_store_conf
+from pipelines.cli.job_sources import ops_topic_of, the_kafka_of
 from pipelines.cli.spark_tools import session_of_command
-from pipelines.cli.state.restore_state import the_kafka_of
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, stored_identity
 from pipelines.cluster.session import cluster_session
 from pipelines.job_settings import JobSettings
@@ -65,12 +65,8 @@ def state_place(settings: JobSettings, checkpoint: str, var: Path) -> Iterator[S
         SparkError: Spark failed, in the block too.
     """
     with the_kafka_of(settings, var) as connection, cluster_spark(settings, checkpoint, var) as spark:
-        name = Topics.of(settings.topic_prefix).ops
-        found = describe(connection, [name])
-        if name not in found:
-            message = f"there is no topic {name}: name the prefix of the job with --prefix"
-            raise Invalid(message, subject=name)
-        yield StatePlace(connection, found[name], found_log(connection, found[name]), spark, checkpoint)
+        ops = ops_topic_of(connection, settings.topic_prefix, advice="name the prefix of the job with --prefix")
+        yield StatePlace(connection, ops, found_log(connection, ops), spark, checkpoint)
 
 
 @contextlib.contextmanager

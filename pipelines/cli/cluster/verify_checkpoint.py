@@ -8,8 +8,8 @@ from pathlib import Path
 from checkpoints.reconcile import LogFound, lost_records
 from pipelines.cli.cluster.new_checkpoint import in_new_checkpoint
 from pipelines.cli.cluster.state_place import owned, state_place
+from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.spark_tools import working
-from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.state.verify_state import VerifyOptions, run_verification
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.copy_of_state import (

@@ -1,7 +1,7 @@
 """`popstream restore`: replace the state by the best candidate, from which `popstream up` continues."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,27 +10,23 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
-from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
-from connectors.jars.resolve import kafka_jars
-from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import describe
 from pipelines.cli.exits import say
+from pipelines.cli.job_sources import log_of, snapshots_of, the_kafka_of
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
-from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.target import require_job_folder
 from pipelines.job_settings import JobSettings
-from pipelines.recovery.ops_log import found_log
-from pipelines.recovery.restore import Restored, move_tables_away, restore
+from pipelines.recovery.replaced_files import move_tables_away
+from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
-from popstream.wire.base_errors import Invalid
 
-__all__ = ["log_of", "run_restore", "the_kafka_of"]
+__all__ = ["run_restore"]
 
 
 def run_restore(
@@ -66,41 +62,6 @@ def run_restore(
         print(msgspec.json.encode(restored).decode())
         return
     _print(restored)
-
-
-@contextlib.contextmanager
-def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[KafkaConnection]:
-    """Yield the connection to the job's Kafka. An embedded broker is started for this time.
-
-    Raises:
-        Unavailable: Kafka does not answer.
-        Invalid: There is no Kafka to ask.
-    """
-    connection = settings.connection
-    if connection is not None:
-        reach_kafka(connection)
-        yield connection
-        return
-    folder = settings.job_folder.absolute().kafka
-    if not folder.is_dir():
-        message = f"there is no embedded Kafka in {folder}: name the job's Kafka with --bootstrap-servers"
-        raise Invalid(message, subject=str(folder))
-    with EmbeddedKafka(folder, jars=kafka_jars(var.absolute())) as kafka:
-        yield kafka.connection
-
-
-def log_of(connection: KafkaConnection, prefix: str) -> LogFound:
-    """Return the offsets of a job's ops topic.
-
-    Raises:
-        Invalid: The topic does not exist.
-    """
-    name = Topics.of(prefix).ops
-    facts = describe(connection, [name]).get(name)
-    if facts is None:
-        message = f"there is no topic {name}: is the prefix right?"
-        raise Invalid(message, subject=name)
-    return found_log(connection, facts)
 
 
 def _owner_epoch(connection: KafkaConnection, prefix: str) -> str:

@@ -10,6 +10,7 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from pipelines.cli.exits import say
+from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import require_state, running_job
 from pipelines.control.client import ask
@@ -17,7 +18,7 @@ from pipelines.control.messages import SnapshotRequest
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.take_snapshot import take_snapshot
 
-__all__ = ["run_list", "run_snapshot", "show_snapshot", "snapshots_of"]
+__all__ = ["run_list", "run_snapshot", "show_snapshot"]
 
 # The job copies every file before it answers.
 TIMEOUT_S = 600.0
@@ -66,11 +67,6 @@ def run_list(settings: JobSettings, *, as_json: bool) -> None:
         taken = datetime.fromtimestamp(snapshot.taken_at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
         table.add_row(snapshot.id, taken, f"{snapshot.applied.apply_seq:,}", f"{snapshot.size:,}")
     standard_output().print(table if snapshots else "there are no snapshots")
-
-
-def snapshots_of(settings: JobSettings) -> SnapshotStore:
-    """Return the store of the job's snapshots."""
-    return SnapshotStore(settings.snapshots or str(settings.job_folder.absolute().snapshots))
 
 
 def _of_a_stopped_job(folder: JobFolder, snapshots: SnapshotStore) -> Snapshot:

@@ -14,9 +14,9 @@ from pipelines.cli.options import (
     RecoveryOptions,
     Topic,
     Var,
-    moment_ms,
     takes_options,
 )
+from pipelines.cli.time_options import moment_ms
 from pipelines.printed_commands import remembered
 from popstream.wire.base_errors import Invalid
 
@@ -180,7 +180,7 @@ def restore(
     """
     if checkpoint is not None:
         from pipelines.cli.cluster.new_checkpoint import in_new_checkpoint
-        from pipelines.cli.state.snapshot import snapshots_of
+        from pipelines.cli.job_sources import snapshots_of
         from pipelines.recovery.candidates import NO_SNAPSHOT
 
         kept = [snapshot.id for snapshot in snapshots_of(job.load(on_cluster=True)).list()]

@@ -14,9 +14,8 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.cli.exits import Exit, say
+from pipelines.cli.job_sources import log_of, snapshots_of, the_kafka_of
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.cli.state.restore_state import log_of, the_kafka_of
-from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.target import require_state, running_job, settings_of_job
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile

@@ -9,7 +9,7 @@ import msgspec
 
 from checkpoints.layout import JobFolder
 from checkpoints.reconcile import LogFound
-from pipelines.cli.state.restore_state import log_of
+from pipelines.cli.job_sources import log_of
 from pipelines.cli.target import running_job
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile

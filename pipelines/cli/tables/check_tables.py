@@ -18,10 +18,10 @@ from rich.table import Table
 from checkpoints.layout import JobFolder
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.options import since_day
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.spark_tools import working
 from pipelines.cli.tables.check_evidence import before_opening, figures_between, log_to_compare
+from pipelines.cli.time_options import since_day
 from pipelines.job_settings import JobSettings
 from pipelines.process.signals import interrupted_by_signals
 from popstream.wire.base_errors import Invalid

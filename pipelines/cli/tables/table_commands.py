@@ -17,12 +17,10 @@ from pipelines.cli.options import (
     TableOptions,
     Tables,
     Var,
-    duration_ms,
-    moment_ms,
-    since_ms,
     takes_options,
 )
 from pipelines.cli.tables.query_options import Engine, Output, QueryOptions, versions_by_table
+from pipelines.cli.time_options import duration_ms, moment_ms, since_ms
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["check", "erase", "maintain", "query", "report", "why"]

@@ -7,9 +7,8 @@ import msgspec
 
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import say
+from pipelines.cli.job_sources import log_of, snapshots_of, the_kafka_of
 from pipelines.cli.printing import standard_output
-from pipelines.cli.state.restore_state import log_of, the_kafka_of
-from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.tables.why import local_zone
 from pipelines.cli.target import running_job, settings_of_job
 from pipelines.job_settings import JobSettings

@@ -6,32 +6,32 @@ so a share that was killed anywhere goes on after its last slice.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
+from broker_state.store.keys import read_queue_prefix
 from broker_state.store.rocks_store import META, RocksStore
 from connectors.delta.pieces import Span, rows_between, rows_since
 from connectors.delta.row_comparison import ROW_KEY, Comparison, comparable_schema, compare_rows, described_row
 from connectors.delta.rows import plain_rows
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.decode import Decoder
 from pipelines.decide_ops.entries import rows_by_table
 from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.decide_ops.order import Ordered, in_one_turn, order
+from pipelines.recovery.replay_source import Records
 from pipelines.recovery.verify.plan import VerifyPlan
 from pipelines.recovery.verify.state_comparison import KeyComparison, compare_states
 from pipelines.recovery.verify.table_rows import PieceReader, audit_readers
-from popstream.exchange.partitioner import partition_of
+from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import PopstreamError
 
-__all__ = ["Records", "RowResult", "ShareResult", "run_share"]
-
-Records = Callable[[int, int, int], Iterator[KafkaRecord]]
-"""Reads the records of (partition, first offset, end offset), in order."""
+__all__ = ["RowResult", "ShareResult", "run_share"]
 
 _PROGRESS_KEY = b"verify"
 
@@ -93,8 +93,7 @@ def run_share(
         ours = set(plan.shares[share]) or {0}
 
         def is_ours(queue: bytes) -> bool:
-            key = queue[1:-4] + b"\0" + str(int.from_bytes(queue[-4:], "big")).encode()
-            partition = partition_of(key, count)
+            partition = partition_of(ops_key(*read_queue_prefix(queue)), count)
             # Partitions without records belong to the first share.
             return partition in ours or (share == 0 and not any(partition in other for other in plan.shares))
 
@@ -116,7 +115,7 @@ class _Share:
         self._partitions = partitions
         self._store = again
         quarantine = Quarantine(state)
-        self._decider = OpsDecider(again, lambda record: quarantine.decode(record, decoder))
+        self._decider = OpsDecider(again, partial(quarantine.decode, decoder=decoder))
         self._in_delta, self._waiting = audit_readers(plan, partitions, state)
         self._records = records
         stored = again.get(META, _PROGRESS_KEY)

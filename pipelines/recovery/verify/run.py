@@ -14,6 +14,7 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.reconcile import LogFound, require_same_log
 from connectors.delta.spark_errors import damage_in
 from connectors.delta.tables import TABLES, table_path
+from pipelines.recovery.replay_source import ReplaySource
 from pipelines.recovery.verify import worker
 from pipelines.recovery.verify.base import Snapshots, choose_base
 from pipelines.recovery.verify.decide_again import ShareResult
@@ -101,13 +102,18 @@ def verify(
     progress = Progress(on_report)
     with _disk_errors(folder, since):
         plan = _plan(inputs, folder, progress, since=since, fresh=fresh, processes=processes or os.cpu_count() or 1)
+    source = ReplaySource(
+        connection=inputs.connection,
+        topic=plan.topic,
+        partition_count=len(plan.first),
+        handle_ring=inputs.handle_ring,
+        admin_ring=inputs.admin_ring,
+    )
     tasks = [
         VerifyTask(
             work=str(folder.root),
             number=number,
-            connection=inputs.connection,
-            handle_ring=inputs.handle_ring,
-            admin_ring=inputs.admin_ring,
+            source=source,
             with_messages=with_messages,
         )
         for number in [*range(len(plan.shares)), *([UNITS] if plan.queues is not None else [])]

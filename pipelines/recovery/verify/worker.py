@@ -9,16 +9,13 @@ from pathlib import Path
 import msgspec
 
 from connectors.kafka.topic_admin import describe
-from pipelines.decide_ops.decode import Decoder, KafkaRecord
-from pipelines.recovery.ops_log import LostRecords, found_log, ops_record
-from pipelines.recovery.verify.decide_again import ShareResult, run_share
+from pipelines.recovery.ops_log import LostRecords, found_log
+from pipelines.recovery.replay_source import ReplaySource
+from pipelines.recovery.verify.decide_again import run_share
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
 from pipelines.recovery.verify.work_folder import WorkFolder
 from pipelines.recovery.worker_process import OnProgress, partition_readers, serve
-from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt
-from popstream.wire.handle import Signer
-from popstream.wire.signing import KeyRing, OperationVerifier
 
 __all__ = ["UNITS", "VerifyTask"]
 
@@ -27,13 +24,11 @@ UNITS = -1
 
 
 class VerifyTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process does: the share of this number, or `UNITS`. The rings are the job's."""
+    """What a process does: the share of this number, or `UNITS`."""
 
     work: str
     number: int
-    connection: KafkaConnection
-    handle_ring: KeyRing | None = None
-    admin_ring: KeyRing | None = None
+    source: ReplaySource
     with_messages: bool = True
 
 
@@ -48,30 +43,15 @@ def _plan_in(folder: WorkFolder) -> VerifyPlan:
 def _run(task: VerifyTask, on_progress: OnProgress) -> object:
     folder = WorkFolder(Path(task.work))
     plan = _plan_in(folder)
-    with partition_readers(task.connection) as between:
+    with partition_readers(task.source.connection) as between:
         if task.number == UNITS:
             return _compare_units(task, plan, folder, between, on_progress)
-        verifier = OperationVerifier.of(task.admin_ring, plan.topic)
-        decoder = Decoder(len(plan.first), Signer.of(task.handle_ring), verifier)
+        share = folder.share(task.number)
         try:
-            return _decide_share(task, plan, folder, decoder, between, on_progress)
+            return run_share(plan, task.number, share, task.source.decoder(), task.source.records(between), on_progress)
         except LostRecords as error:
             message = f"{error.message}: begin after a newer snapshot, `popstream verify --fresh --since newest`"
             raise Corrupt(message, subject=error.subject) from error
-
-
-def _decide_share(
-    task: VerifyTask,
-    plan: VerifyPlan,
-    folder: WorkFolder,
-    decoder: Decoder,
-    between: Callable[[str, int, int, int], Iterator[object]],
-    on_progress: OnProgress,
-) -> ShareResult:
-    def records(partition: int, first: int, end: int) -> Iterator[KafkaRecord]:
-        return map(ops_record, between(plan.topic, partition, first, end))
-
-    return run_share(plan, task.number, folder.share(task.number), decoder, records, on_progress)
 
 
 def _compare_units(
@@ -91,8 +71,8 @@ def _compare_units(
     with RocksStore(Path(plan.queues), BUILDER_FAMILIES, read_only=True) as store:
         queues = dict(read_queues(store))
     names = sorted({topic for topic, _ in queues})
-    facts = describe(task.connection, names) if names and task.with_messages else {}
-    retained = {name: found_log(task.connection, facts[name]) for name in facts}
+    facts = describe(task.source.connection, names) if names and task.with_messages else {}
+    retained = {name: found_log(task.source.connection, facts[name]) for name in facts}
 
     def log_of(queue: Queue) -> MessageLog | str:
         topic, queue_id = queue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker_state.store.rocks_store import META, RocksStore
@@ -15,11 +16,12 @@ from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entry import Entry
+from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.laps import Lap
 from popstream.exchange.partitioner import ops_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = ["DECLARE", "POP", "SmallJob", "written_to"]
@@ -72,14 +74,12 @@ class SmallJob:
             attempts=Attempts(root / "attempts"),
             quarantine=self.quarantine,
             applied=applied,
-            decoder=Decoder(1),
+            decider=OpsDecider(store, partial(self.quarantine.decode, decoder=Decoder(1)), results_partitions=1),
             source=self.records,
             plans=SparkPlans(self.checkpoint, TOPIC),
-            results_partitions=1,
-            signer=None,
             delivered=lambda: self.delivered,
             publish=self.published.extend,
-            after_batch=self._after_batch,
+            after_batch=self.reports.append,
             trace=trace,
         )
 
@@ -105,6 +105,3 @@ class SmallJob:
         self.apply_ops(MicroBatch(self._batch_id, None, fetch))
         self._next = planned_end
         self._batch_id += 1
-
-    def _after_batch(self, report: MicroBatchReport, _: Mapping[tuple[str, int], int], __: int) -> None:
-        self.reports.append(report)
