@@ -200,7 +200,7 @@ class Metric(Enum):
         "popstream_lane_refused_total",
         MetricKind.COUNTER,
         "Offset runs that were refused, by reason; those of groups without lanes are in `(other)`",
-        "it rises: docs/wire.md has the reasons",
+        "it rises: [wire.md](wire.md) has the reasons",
         (*GROUP_LABELS, "reason"),
     )
 
