@@ -1,4 +1,4 @@
-"""The metrics of the job: names, types, labels and meanings. docs/operating.md has the table."""
+"""The metrics of the job: names, types, labels and meanings. docs/monitoring.md has the table."""
 
 from enum import Enum, StrEnum
 from typing import NamedTuple
