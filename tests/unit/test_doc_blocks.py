@@ -34,9 +34,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-PYTHON = {"README.md", "client.md", "quality.md", "scale.md", "tables.md"}
-"""Their Python runs: that of client.md in test_client_page.py, the worker of the README in test_example.py. That of
-scale.md is compiled here, and its imports run: it starts a cluster, as the tests of clusters do."""
+PYTHON = {"README.md", "client.md", "cookbook.md", "quality.md", "scale.md", "tables.md"}
+"""Their Python runs: that of client.md and cookbook.md in test_client_page.py, the worker of the README in
+test_example.py. That of scale.md is compiled here, and its imports run: it starts a cluster, as the tests of clusters
+do."""
 CONSOLE = {"questions.md"}
 JSON = {"wire.md"}
 SECRET = "in place of the three points of a page"  # noqa: S105 - it is in no use
