@@ -53,7 +53,7 @@ busy-test: environment ## run `make test` BUSY_RUNS times beside a program that 
 	@scripts/busy_test.sh $(BUSY_RUNS)
 
 SUITES ?= check quick compiled-test integration cluster-test crash model mutants conformance simulate fuzz example
-all-tests: environment ## run every suite (SUITES), also after one has failed, and print what ran, its result and its duration
+all-tests: environment ## run the suites in SUITES, also after one has failed, and print what ran, its result and its duration
 	@scripts/all_tests.sh $(SUITES)
 
 model: environment ## the kernel against the reference model over 1,000,000 records; the other property tests with more seeds

@@ -9,7 +9,7 @@ Delta    tables    the last apply_seq of each state epoch   between noted and ap
 
 Spark's checkpoint is not compared: each start creates a new one at the state's own offsets (ADR 4), so a lost, damaged,
 older or newer one makes no difference. A start repairs differences silently if deciding or publishing again suffices,
-and refuses all others with the command that repairs them. docs/reliability.md, "Divergences", lists them.
+and refuses all others with the command that repairs them. docs/testing.md, "Divergences", lists them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -41,7 +41,7 @@ def settings_markdown() -> str:
 
 def _shown(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    if value is None or value in ("", {}):
+    if value is None or value == {} or not str(value):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

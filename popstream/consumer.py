@@ -71,7 +71,7 @@ class Consumer(Generic[Body]):
     ```python
     with Consumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
         for message in consumer:      # or consumer.run(handle, workers=8)
-            with message:             # acks at the end of the block, gives it back when the block raises
+            with message:             # acks at the end of the block, releases it when the block raises
                 work_on(message.value)
     ```
 
@@ -106,7 +106,7 @@ class Consumer(Generic[Body]):
         init: Where the group begins at a queue that it has never popped: at its first message ("earliest"), or after
             its last one ("latest"). A queue that is added while the consumer runs always begins at its first message.
         value_deserializer: Makes the `body` of a message of its value, such as `json_deserializer(Order)`; the type of
-            the consumer is then `Consumer[Order]`. A message for which it raises is given back as if its handler had
+            the consumer is then `Consumer[Order]`. A message for which it raises is released as if its handler had
             raised.
         message_filter: Called for each message before it is handed out.
         max_attempts: Deliveries of a message before it goes to the dead-letter topic, 1..65,535; 0: no limit. Each pop
@@ -298,7 +298,7 @@ class Consumer(Generic[Body]):
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
 
         A message is acked when the handler returns, unless the handler has settled it. When the handler raises, the
-        message is given back for as long as `back_off` says, and after `max_attempts` it is a dead letter; in an
+        message is released for as long as `back_off` says, and after `max_attempts` it is a dead letter; in an
         orderly group the later messages of the same pop are released with it. A handler decides by raising `Retry` or
         `Reject`.
 

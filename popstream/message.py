@@ -64,7 +64,7 @@ class Settler(Protocol):
 class Message(Receipt, Generic[Body], kw_only=True, eq=False):
     """One delivery of one message.
 
-    As a context manager it is acked when the block ends, and given back when the block raises, as by `Consumer.run`:
+    As a context manager it is acked when the block ends, and released when the block raises, as by `Consumer.run`:
 
     ```python
     for message in consumer:
@@ -171,7 +171,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Ack it, or give it back when the block raised, unless the block has settled it."""
+        """Ack it, or release it when the block raised, unless the block has settled it."""
         if not self.is_settled:
             if error is None:
                 self.ack()

@@ -4,7 +4,7 @@
 |---|---|---|
 | `popstream_client_popped_messages_total` | group, topic | messages that were leased |
 | `popstream_client_acked_messages_total` | group, topic | messages whose ack the job has confirmed |
-| `popstream_client_released_messages_total` | group, topic | likewise, messages that were given back |
+| `popstream_client_released_messages_total` | group, topic | likewise, messages that were released |
 | `popstream_client_rejected_messages_total` | group, topic | likewise, messages that were sent to the dead letters |
 | `popstream_client_handler_seconds` | group, topic, result | histogram: calls of a handler that were `ok` or `failed` |
 | `popstream_client_answer_seconds` | operation | histogram: until an operation is answered; a pop may be parked |
@@ -69,7 +69,7 @@ class PrometheusMetrics(Observer, Collector):
         self._popped = counter("popped", "Messages that were leased")
         self._settled: dict[Settled, Counter] = {
             "acked": counter("acked", "Messages whose ack the job has confirmed"),
-            "released": counter("released", "Messages that were given back"),
+            "released": counter("released", "Messages that were released"),
             "rejected": counter("rejected", "Messages that were sent to the dead letters"),
         }
         self._handler_s = Histogram(

@@ -10,7 +10,7 @@ def handle(message: Message) -> None:
         raise Reject("no such customer") from error   # to the dead letters, now
 ```
 
-Anything else that a handler raises gives its message back, for as long as the back-off of its attempt says.
+Anything else that a handler raises releases its message, for as long as the back-off of its attempt says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["CAUSE_CHARACTERS", "MAX_ATTEMPTS", "BackOff", "Reject", "Retry", "bo
 MAX_ATTEMPTS = 16
 """Deliveries of a message before it is a dead letter; RocketMQ's number of retries."""
 CAUSE_CHARACTERS = 256
-"""Why a message was given back or rejected is cut after these."""
+"""Why a message was released or rejected is cut after these."""
 ROCKETMQ_DELAYS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
 """RocketMQ's delay levels 3 to 18, which its retries take one after the other."""
 

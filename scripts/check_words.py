@@ -1,6 +1,6 @@
-"""Refuse the words that docs/glossary.md replaces: `python scripts/check_words.py`.
+"""Refuse the words that CONTRIBUTING.md replaces: `python scripts/check_words.py`.
 
-Its table "Words that are not used" is the list. All tracked text files are read, except the glossary itself, the
+Its last section, "Words that are not used", is the list. All tracked text files are read, except this section, the
 history of the project (changelog, decision records), data and locks.
 """
 
@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GLOSSARY = "docs/glossary.md"
+LIST = "CONTRIBUTING.md"
 HEADING = "## Words that are not used"
-NOT_READ = (GLOSSARY, "scripts/check_words.py", "CHANGELOG.md", "LICENSE", "docs/adr/", "requirements/", "tests/data/")
+NOT_READ = ("scripts/check_words.py", "CHANGELOG.md", "LICENSE", "docs/adr/", "requirements/", "tests/data/")
 SUFFIXES = {".md", ".py", ".sh", ".sql", ".toml", ".yaml", ".yml", ""}
 
 
-def replaced_words(glossary: str) -> dict[str, str]:
-    r"""Return the word to use for each word that is not used, from the glossary's table.
+def replaced_words(page: str) -> dict[str, str]:
+    r"""Return the word to use for each word that is not used, from the table at the end of the page.
 
     >>> replaced_words(f"{HEADING}\n\n| not | but |\n|---|---|\n| fate_of, Fate | outcome |\n")
     {'fate of': 'outcome', 'Fate': 'outcome'}
     """
-    table = glossary.partition(HEADING)[2]
+    table = page.partition(HEADING)[2]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
     return {word.strip().replace("_", " "): use.strip() for words, use in rows for word in words.split(",")}
 
@@ -40,16 +40,17 @@ def findings(text: str, words: dict[str, str]) -> list[tuple[int, str]]:
 
 def main() -> int:
     """Print each finding; return 1 when there is one."""
-    words = replaced_words((ROOT / GLOSSARY).read_text())
+    words = replaced_words((ROOT / LIST).read_text())
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     count = 0
     for name in listed.splitlines():
         path = ROOT / name
         if name.startswith(NOT_READ) or path.suffix not in SUFFIXES or not path.is_file():
             continue
-        for number, word in findings(path.read_text(), words):
+        text = path.read_text()
+        for number, word in findings(text.partition(HEADING)[0] if name == LIST else text, words):
             use = words[word.replace("_", " ")]
-            print(f"{name}:{number}: {word!r}: use {use!r} (docs/glossary.md)")
+            print(f"{name}:{number}: {word!r}: use {use!r} ({LIST})")
             count += 1
     return 1 if count else 0
 

@@ -34,11 +34,48 @@ letters. `history_begins` has the first date (`first_day`) that retention has le
 
 The tables are plain Delta, of reader version 1: Spark, delta-rs, polars and DuckDB read them, and a test compares what
 they read. Their change data feed is on: a reader follows a table by its changes, of which compaction makes none.
+[Reading them](#reading-them) has examples.
 
 From version to version columns are added, and none is taken away, renamed, or given another type or meaning. A new
 column is null in rows of older versions; their files are not written again. The first start of a newer version adds
 columns and comments to the tables that it finds, each in one commit. An older version refuses a table with columns that
 it does not know.
+
+## Reading them
+
+Each table is a folder: `var/job/delta/operations` of a job with the default folder, or below the setting `tables`.
+Readers may read while the job runs. They need no popstream: the views are in `popstream query` alone.
+
+With Python, by Polars or by DuckDB on delta-rs (`pip install polars duckdb deltalake pyarrow`):
+
+```python
+import duckdb
+import polars
+from deltalake import DeltaTable
+
+deliveries = polars.scan_delta("var/job/delta/deliveries")
+redelivered = deliveries.filter((polars.col("step") == "leased") & (polars.col("attempt") > 1))
+print(redelivered.group_by("topic", "group").len().collect())
+
+with duckdb.connect() as connection:
+    connection.register("operations", DeltaTable("var/job/delta/operations").to_pyarrow_dataset())
+    refused = "select kind, reason, count(*) from operations where not applied and code <> 0 group by all"
+    print(connection.sql(refused).fetchall())
+```
+
+A Spark session with Delta, and DuckDB's own Delta extension (not tested here):
+
+```text
+spark.read.format("delta").load("var/job/delta/deliveries").where("step = 'expired'").groupBy("client_id").count()
+
+SELECT step, count(*) FROM delta_scan('var/job/delta/deliveries') GROUP BY step;
+```
+
+How leases ended, by who held them, with what their handlers raised, by the view `lease_ends`:
+
+```sh
+popstream query "select holder, step, raised, count(*) as leases from lease_ends group by all order by leases desc"
+```
 """
 
 

@@ -308,7 +308,7 @@ class PolicyOptions:
         str | None,
         typer.Option(
             metavar="DURATION,...",
-            help="time after the first, second, ... failed delivery, of which the last one repeats; by default none",
+            help="time after the first, second, ... failed delivery; the last one repeats; by default none",
             show_default=False,
         ),
     ] = None
@@ -330,7 +330,7 @@ class PolicyOptions:
         if not given:
             return None
         if "max_attempts" not in given:
-            message = "say --max-attempts, too (0: no limit): a policy replaces the one before as a whole"
+            message = "say --max-attempts, too: a policy replaces the one before as a whole"
             raise typer.BadParameter(message)
         if "back_off" in given:
             given["back_off_ms"] = durations_ms(given.pop("back_off"))
@@ -341,6 +341,23 @@ class PolicyOptions:
 class QueuePolicyOptions(PolicyOptions):
     """The rules of the policy of a queue: for the groups without a policy of their own, and for all together."""
 
+    max_attempts: Annotated[
+        int | None,
+        _limit(
+            "deliveries of a message before it is a dead letter; 0: what the consumers of each group declare. To remove"
+            " the limit for one group: group policy GROUP TOPIC --max-attempts 0",
+            ATTEMPTS_MAX,
+        ),
+    ] = None
+    back_off: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION,...",
+            help="time after the first, second, ... failed delivery; the last one repeats; by default what the"
+            " consumers of each group declare",
+            show_default=False,
+        ),
+    ] = None
     window_max: Annotated[
         int | None,
         typer.Option(

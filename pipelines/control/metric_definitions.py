@@ -1,4 +1,4 @@
-"""The metrics of the job: names, types, labels and meanings. docs/operating.md has the table."""
+"""The metrics of the job: names, types, labels and meanings. docs/monitoring.md has the table."""
 
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -200,7 +200,7 @@ class Metric(Enum):
         "popstream_lane_refused_total",
         MetricKind.COUNTER,
         "Offset runs that were refused, by reason; those of groups without lanes are in `(other)`",
-        "it rises: docs/wire.md has the reasons",
+        "it rises: [wire.md](wire.md) has the reasons",
         (*GROUP_LABELS, "reason"),
     )
 

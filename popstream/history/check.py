@@ -7,7 +7,7 @@ administration included; queues and groups that no client recorded are not judge
 | kind | observation |
 |---|---|
 | TWO_LIVE_LEASES | a message was handed out again while its lease ran, and no operation may have ended it |
-| DELIVERED_AFTER_DONE | a message came again after it was done (concurrent), or below the commit offset (both modes) |
+| DELIVERED_AFTER_DONE | a message was redelivered after it was done (concurrent), or below the commit offset (both) |
 | OUT_OF_ORDER | an orderly pop left out what came later, or was served while a member of the batch was held |
 | STALE_HANDLE_ACCEPTED | an ack or change was applied by a handle older than a delivery, revision, ack or reset |
 | VALID_ACK_REFUSED | an ack by the handle of the last delivery was refused as stale, unknown, or of another pop |

@@ -1,4 +1,4 @@
-"""Threads that call a handler with the messages of a subscription: acked when it returns, given back when it raises."""
+"""Threads that call a handler with the messages of a subscription: acked when it returns, released when it raises."""
 
 from __future__ import annotations
 

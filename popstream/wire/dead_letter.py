@@ -30,4 +30,4 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     kafka_offset: int
     """Offset of that record."""
     cause: str | None = None
-    """Why the last delivery was given back, as in the table `deliveries`; None: its lease expired, or `reason` says."""
+    """Why its last delivery was released, as in the table `deliveries`; None: its lease expired, or `reason` says."""

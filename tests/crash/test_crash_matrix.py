@@ -1,6 +1,6 @@
 """Claim: wherever in a micro-batch a job dies, the next start makes of it what an undisturbed job would have.
 
-Method: the rows of the crash matrix (docs/reliability.md), each by its name. A job in a process group of its own is
+Method: the rows of the crash matrix (docs/testing.md), each by its name. A job in a process group of its own is
 killed at that place while clients send, and what it left is looked at: a death that left something else does not count,
 and is tried again. The next row disturbs the job that was started on it. In the end the scene compares
 (tests/crash/scene.py).

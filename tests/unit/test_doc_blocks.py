@@ -21,18 +21,23 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from connectors.delta.duckdb_tables import DuckDbTables
+from connectors.delta.snapshot import open_snapshot
 from pipelines.cli.app import app
 from pipelines.cli.options import load_settings
 from popstream.java_properties import parse_properties
 from popstream.testing import MemoryJob
+from tests.support.delta_files import append_audit_rows, create_table
+from tests.support.kernel_history import KernelHistory
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-PYTHON = {"README.md", "client.md", "quality.md", "scale.md"}
-"""Their Python runs: that of client.md in test_client_page.py, the worker of the README in test_example.py. That of
-scale.md is compiled here, and its imports run: it starts a cluster, as the tests of clusters do."""
+PYTHON = {"README.md", "client.md", "cookbook.md", "quality.md", "scale.md", "tables.md"}
+"""Their Python runs: that of client.md and cookbook.md in test_client_page.py, the worker of the README in
+test_example.py. That of scale.md is compiled here, and its imports run: it starts a cluster, as the tests of clusters
+do."""
 CONSOLE = {"questions.md"}
 JSON = {"wire.md"}
 SECRET = "in place of the three points of a page"  # noqa: S105 - it is in no use
@@ -131,6 +136,27 @@ def test_the_readme_sends_messages() -> None:
         exec(compile(program, "README.md", "exec"), {"job": job, "print": shown.append})  # noqa: S102
         assert len(job.consumer("g", topics=["orders"]).pop("orders", max_messages=10, timeout_ms=0)) == 10
     assert len(shown) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # delta-rs 1.6 is about to rename how it gives Arrow
+def test_the_page_on_tables_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = KernelHistory()
+    popped = history.pop(1, "b", 3)
+    history.tick(60)
+    history.pop(61, "c", 3)
+    history.ack(62, "b", popped, 1)
+    delta = tmp_path / "var/job/delta"
+    for name, rows in history.tables().items():
+        create_table(delta, name)
+        append_audit_rows(delta, name, rows)
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks(ROOT / "docs/tables.md", "python")
+    names: dict[str, Any] = {"print": lambda *_: None}
+    exec(compile(program, "tables.md", "exec"), names)  # noqa: S102
+    assert names["redelivered"].collect().height > 0
+    (query,) = [words for page, words in POPSTREAM if page == "tables.md"]
+    with DuckDbTables([open_snapshot(delta / name) for name in history.tables()]) as tables:
+        assert {row[:2] for row in tables.rows(query[1])} == {("b", "expired")}
 
 
 def test_the_page_on_quality_opens_the_context(monkeypatch: pytest.MonkeyPatch) -> None:

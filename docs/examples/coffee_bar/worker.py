@@ -1,7 +1,7 @@
 """A service that works on orders. Some orders fail at first, and some take longer than their lease.
 
 `python worker.py BOOTSTRAP_SERVERS CLIENT_ID`. SIGTERM stops it in order. After a SIGKILL, the next worker with the
-same client id gives back the messages that the killed one held.
+same client id releases the messages that the killed one held.
 """
 
 import json

@@ -11,7 +11,7 @@ from pipelines.cli.options import AdminKeyFile, JsonOutput, LetterOptions, Serve
 
 __all__ = ["dead"]
 
-dead = command_group("dead", "Look at the dead letters of a job, send them again, and put them aside.")
+dead = command_group("dead", "Look at the dead letters of a job, send them again, or mark them as handled.")
 
 
 class To(StrEnum):
@@ -124,10 +124,10 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     server: ServerOptions,
 ) -> None:
-    """Put dead letters aside without sending them: `dead list` no longer shows them.
+    """Mark dead letters as handled without sending them: `dead list` no longer shows them.
 
-    All that nobody has handled, or those that are selected. Their
-    records stay in Kafka, unless --erase is given.
+    All that nobody has handled, or those that are selected. Nothing is
+    deleted without --erase.
     """
     from pipelines.cli.clients.dead_letters import run_purge
     from pipelines.cli.target import find_target

@@ -56,8 +56,9 @@ def group_policy(
 ) -> None:
     """Set the policy of a group in all queues of topics, whatever its consumers declare; without limits, show it.
 
-    All numbers are of each queue. The policy replaces the one before as a whole; `group forget` ends it, with the
-    positions of the group. A queue that is added later has none.
+    All limits apply per queue. The policy replaces the one before as a whole;
+    `group forget` ends it, with the positions of the group. A queue that is
+    added later has none.
 
     popstream group policy billing orders --max-attempts 5 --back-off 1s,10s,5m
     """
@@ -82,8 +83,9 @@ def policy(
 ) -> None:
     """Show the limits of topics: of each queue, group and client. With limits, set those of all their queues.
 
-    All numbers are of each queue. Those of groups and clients hold for groups without a policy of their own, which
-    `group policy` sets. The policy replaces the one before as a whole. A queue that is added later has none.
+    All limits apply per queue. Those of groups and clients hold for groups
+    without a policy of their own, which `group policy` sets. The policy
+    replaces the one before as a whole. A queue that is added later has none.
 
     popstream policy orders --max-attempts 0 --client-pops-per-s-max 50 --new-lanes-per-min-max 10
     """

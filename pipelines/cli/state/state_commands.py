@@ -40,8 +40,8 @@ def status(
     """Show job status: totals, queues and lanes.
 
     If no job runs, shows the stored state, and exits with code 3. With
-    --checkpoint it reads what a job on a cluster has committed; what that job
-    itself knows it tells by --api.
+    --checkpoint it reads what a job on a cluster has committed; use --api for
+    the driver's in-memory state.
     """
     from pipelines.control.messages import StatusRequest
 
@@ -165,7 +165,16 @@ def restore(
         list[str] | None,
         typer.Option(metavar="TABLE", help="move this damaged table to replaced/; its rows are computed again"),
     ] = None,
-    checkpoint: ReadCheckpoint = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="URL",
+            help="not possible on a cluster: prints the commands to use instead, and exits with code 2",
+            show_default=False,
+            callback=remembered("--checkpoint"),
+        ),
+    ] = None,
     var: Var = DEFAULT_VAR,
     *,
     job: RecoveryOptions,

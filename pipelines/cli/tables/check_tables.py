@@ -201,5 +201,5 @@ def _judged(report: "QualityReport") -> str:
     """Return what was judged, for people."""
     checked = {outcome.suite for outcome in report.outcomes}
     rows = counted(sum(count for table, count in report.judged.items() if table in checked), "row")
-    of_scope = {"all": "", "changed": " of dates that have changed since the last check that held"}
+    of_scope = {"all": "", "changed": " of dates that have changed since the last check that passed"}
     return rows + of_scope.get(report.scope.name, f" {report.scope.name}")

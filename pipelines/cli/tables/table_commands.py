@@ -33,7 +33,7 @@ def query(
     sql: Annotated[str, typer.Argument(help="one SELECT, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN statement")],
     max_rows: Annotated[int, typer.Option(help="rows printed at most; 0: all", min=0)] = 1000,
     vertical: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--vertical", help="print a line per value; so it is where columns do not fit")
+        bool, typer.Option("--vertical", help="print a line per value; default when columns do not fit")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="print comma-separated values with a header")] = False,  # noqa: FBT002
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="write all rows to a new file instead")] = None,
@@ -97,7 +97,7 @@ def why(
     """Tell the life of a message, or what holds a lane. Works while the job is running.
 
     popstream why orders/0/17: who wrote it, who held it from when until when,
-    why it came again, who acked it, and which position it moved.
+    why it was redelivered, who acked it, and which position it moved.
     popstream why --lane billing orders/0: which message or limit the lane
     waits for. The tables are some seconds behind a running job.
     """
@@ -228,8 +228,8 @@ def check(
         str | None,
         typer.Option(
             metavar="last|TIME|DURATION",
-            help="judge only the rows of dates that have changed since the `last` check that held; or of the date of a"
-            " time, as in 2030-01-31 or 36h, and later ones",
+            help="judge only the rows of dates that have changed since the `last` check that passed; or of the date of"
+            " a time, as in 2030-01-31 or 36h, and later ones",
         ),
     ] = None,
     on_failure: Annotated[

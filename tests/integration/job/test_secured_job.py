@@ -1,4 +1,4 @@
-"""Claim: with the rights that docs/operating.md lists, a job, its commands and clients do all their work with a secured
+"""Claim: with the rights that docs/security.md lists, a job, its commands and clients do all their work with a secured
 Kafka; and a secret is nowhere but in the file that it was written into.
 
 Method: passwords, client secrets and a passphrase that exist nowhere else, and the tokens of an endpoint of this test.
@@ -142,7 +142,7 @@ def secured(
             broker = opened.enter_context(running(folder, kafka_jar_files, settings=audience, jwks=jwks))
             made = Site(broker, canary, endpoint, authority.trust_store)
         create_message_topic(broker.broker.connection, "orders", 1)
-        broker.grant_only(rights_in((ROOT / "docs" / "operating.md").read_text(encoding="utf-8")))
+        broker.grant_only(rights_in((ROOT / "docs" / "security.md").read_text(encoding="utf-8")))
         yield made
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
-RIGHTS = rights_in((ROOT / "docs" / "operating.md").read_text(encoding="utf-8"))
+RIGHTS = rights_in((ROOT / "docs" / "security.md").read_text(encoding="utf-8"))
 USERS = ("job", "consumer", "producer")
 PATIENCE_S = 20.0
 """On a machine that does much else; it takes less than a second."""

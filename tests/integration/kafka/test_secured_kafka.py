@@ -1,4 +1,4 @@
-"""Claim: with the rights that docs/operating.md lists a job and its clients work; without one of them, or with a wrong
+"""Claim: with the rights that docs/security.md lists a job and its clients work; without one of them, or with a wrong
 login, certificate or protocol, one line says within seconds what to correct.
 
 Method: a broker with TLS, SCRAM and Kafka's own authorizer. The rights are the lines of the document, all but one. A
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
-RIGHTS = rights_in((ROOT / "docs" / "operating.md").read_text(encoding="utf-8"))
+RIGHTS = rights_in((ROOT / "docs" / "security.md").read_text(encoding="utf-8"))
 USERS = ("job", "consumer", "producer")
 OWN = Topics.of("popstream")
 PATIENCE_S = 20.0

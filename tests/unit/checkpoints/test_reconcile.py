@@ -1,6 +1,6 @@
-"""Each divergence of docs/reliability.md that a start can see: healed, or refused with a command.
+"""Each divergence of docs/testing.md that a start can see: healed, or refused with a command.
 
-Rows of that table that need the real thing are elsewhere: see docs/reliability.md, which names the test of each row.
+Rows of that table that need the real thing are elsewhere: see docs/testing.md, which names the test of each row.
 """
 
 from __future__ import annotations

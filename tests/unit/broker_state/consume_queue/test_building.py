@@ -126,7 +126,7 @@ def test_a_block_that_its_page_knows_and_is_gone() -> None:
         list(units_from(lab.queue, lab.get, 0))
 
 
-def test_a_unit_whose_headers_lie() -> None:
+def test_a_unit_whose_headers_are_malformed() -> None:
     lab = QueueLab("batch")
     units = [unit(0, inner_count=10, message_base=0), unit(1, is_readable=False, message_base=10)]
     lab.scan(units, 2)

@@ -81,8 +81,8 @@ def test_the_owner_replaces_an_earlier_one() -> None:
 
 
 def test_the_table_of_metrics_is_current() -> None:
-    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    assert page == with_metrics_table(page), "run: python -m pipelines.control.metrics_reference docs/operating.md"
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    assert page == with_metrics_table(page), "run: python -m pipelines.control.metrics_reference docs/monitoring.md"
 
 
 def test_a_page_without_marks_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Claim: the examples of docs/client.md run as they are printed."""
+"""Claim: the examples of docs/client.md and docs/cookbook.md run as they are printed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[4] / "docs" / "client.md"
-
-
-TASKS = "Fifteen tasks"
+DOCS = Path(__file__).parents[4] / "docs"
+PAGE = DOCS / "client.md"
+COOKBOOK = DOCS / "cookbook.md"
 
 
 def examples_of(text: str, heading: str) -> dict[str, list[str]]:
@@ -26,13 +25,10 @@ def examples_of(text: str, heading: str) -> dict[str, list[str]]:
     }
 
 
-BEFORE, TASKS_TEXT, AFTER = re.split(
-    rf"(\n## {TASKS}\n.*?)(?=\n## )", PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.DOTALL
-)
-EXAMPLES = examples_of(BEFORE + AFTER, "##+")
-TASK_EXAMPLES = examples_of(TASKS_TEXT, "###")
-((TASK_SETUP,),) = examples_of(TASKS_TEXT.partition("\n### ")[0], "##").values()
-del TASK_EXAMPLES[""]  # the set-up
+EXAMPLES = examples_of(PAGE.read_text(encoding="utf-8"), "##+")
+HEAD, *TASKS = re.split(r"(?=\n## )", COOKBOOK.read_text(encoding="utf-8"))
+TASK_EXAMPLES = examples_of("".join(TASKS), "##")
+((TASK_SETUP,),) = examples_of(HEAD, "##").values()
 
 
 @pytest.mark.parametrize("section", EXAMPLES)
@@ -42,7 +38,7 @@ def test_the_examples_of_a_section_run(section: str) -> None:
 
 
 def test_there_are_fifteen_tasks() -> None:
-    assert TASKS_TEXT.count("\n### ") == 15
+    assert len(TASKS) == 15
     assert len(TASK_EXAMPLES) == 15
 
 
@@ -51,7 +47,7 @@ def test_the_example_of_a_task_runs_after_the_set_up(task: str) -> None:
     (program,) = TASK_EXAMPLES[task]
     assert "assert " in program
     names: dict[str, Any] = {}
-    exec(compile(TASK_SETUP + program, f"{PAGE}: {task}", "exec"), names)  # noqa: S102
+    exec(compile(TASK_SETUP + program, f"{COOKBOOK}: {task}", "exec"), names)  # noqa: S102
     names["job"].close()
 
 
