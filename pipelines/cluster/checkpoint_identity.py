@@ -19,7 +19,8 @@ from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["CheckpointIdentity", "identity_of_checkpoint", "require_new", "stored_identity", "write_identity"]
 
-FORMAT = 1
+FORMAT = 2
+"""1: entries in the audit topic were numbered by the writes of their shard."""
 FILE_NAME = "popstream.json"
 
 
@@ -142,7 +143,12 @@ def stored_identity(spark: SparkSession, checkpoint: str) -> CheckpointIdentity 
     except DECODE_ERRORS as error:
         message = f"{file.url} is damaged: restore it from a copy of the checkpoint"
         raise Corrupt(message, subject=file.url) from error
-    message = f"{file.url} has format {fields.get('format')!r}: it was made by another version, which must run it"
+    message = (
+        f"{file.url} has format {fields.get('format')!r}, and this version reads {FORMAT}: it was made by another"
+        " version, which must run it. To go on with this one, stop the job, take a snapshot with that version by"
+        f" `popstream snapshot --checkpoint {checkpoint}`, and begin a new checkpoint with it by"
+        " `popstream migrate to-cluster --snapshot`"
+    )
     raise Invalid(message, subject=file.url)
 
 

@@ -137,6 +137,7 @@ class ClusterJob:
                     self._shard_settings(identity, results.partition_count),
                     prefix=self.settings.topic_prefix,
                     audit_partitions=internal[self.internal.audit].partition_count,
+                    state_epoch=identity.state_epoch,
                     records_per_batch_max=self.settings.records_per_batch_max,
                     tasks=self.cluster.tasks,
                     checkpoint=deciding,

@@ -49,6 +49,7 @@ def start_decide_query(
     *,
     prefix: str,
     audit_partitions: int,
+    state_epoch: str,
     records_per_batch_max: int,
     tasks: int,
     checkpoint: str,
@@ -62,6 +63,7 @@ def start_decide_query(
         settings: What all shards decide by.
         prefix: Prefix of the job's topics.
         audit_partitions: Partitions of the audit topic.
+        state_epoch: Identity of the state.
         records_per_batch_max: Records of a micro-batch at most.
         tasks: Tasks that read the log.
         checkpoint: Path or URL of the query's checkpoint.
@@ -71,7 +73,7 @@ def start_decide_query(
     keys = f.array(*(f.lit(key).cast("int") for key in shard_keys(spark, settings.ops_partitions)))
     keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), "payload")
     outgoing = keyed.groupBy("shard").transformWithState(
-        ShardProcessor(settings, connection, prefix, audit_partitions),
+        ShardProcessor(settings, connection, prefix, audit_partitions, state_epoch),
         OUTGOING_SCHEMA,
         "append",
         "none",

@@ -1,7 +1,8 @@
 """Notes of records that are decided alone, in a topic: what finds a record under which the Python worker ends.
 
 Spark repeats a task whose worker has ended, and after `spark.task.maxFailures` the query fails. From the third attempt
-on a shard decides one record at a time, each noted before; one under which the worker ends twice is quarantined.
+on a shard decides one record at a time, each noted before; one under which the worker ends twice is quarantined. What
+is stored and what leaves does not show it.
 """
 
 from typing import Any
@@ -65,6 +66,10 @@ class ShardAttempts:
             return False
         self._write(AloneNote(kafka_offset, self._note.deaths))
         return True
+
+    def pause(self) -> None:
+        """Note that no record is decided now."""
+        self._write(AloneNote(deaths=self._note.deaths))
 
     def end(self) -> None:
         """Note that all records are decided."""

@@ -35,9 +35,9 @@ from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, delta_rows, unit_columns, units_by_queue
-from pipelines.cluster.audit_query import Cursors
-from pipelines.cluster.checkpoint_identity import CheckpointIdentity
+from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.extent import Cursors
 from pipelines.cluster.keyed_log import KeyedLog
 from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.queue_shard import QueueMeta
@@ -103,7 +103,7 @@ class Lab:
         topics = Topics.of(self.prefix)
         ensure_topics(self.connection, topics, TopicSettings(ops_partitions=2, results_partitions=4))
         identity = CheckpointIdentity(
-            format=1, prefix=self.prefix, state_epoch="epoch", seed=1, ops_topic_id="id", ops_partitions=2
+            format=FORMAT, prefix=self.prefix, state_epoch="epoch", seed=1, ops_topic_id="id", ops_partitions=2
         )
         failures: list[BaseException] = []
         queues = MessageQueues(
@@ -182,7 +182,7 @@ class Lab:
         entries = [
             completed_units(record.key, record.value, "epoch").select(DELTA_SCHEMA.names)
             for record in self.records(ClusterTopics.of(self.prefix).audit)
-            if record.key[-1] == EntryKind.UNITS and cursors.take(UnitsKey.decode(record.key))
+            if record.key[-1] == EntryKind.UNITS and cursors.take(UnitsKey.decode(record.key)) is not None
         ]
         return in_order(pa.concat_tables(entries).to_pylist())
 

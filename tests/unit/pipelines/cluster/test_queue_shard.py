@@ -23,6 +23,7 @@ from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA
 from pipelines.build_units.accepted_ids import DedupRule
 from pipelines.cluster import queue_shard
 from pipelines.cluster.arrow_slices import sliced
+from pipelines.cluster.extent import Cursors
 from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated, decode_log_record
 from pipelines.cluster.queue_shard import QueueMeta, QueueShard
 from pipelines.cluster.scan_records import ScanSpan, scan_packer
@@ -113,17 +114,22 @@ class OnCluster:
         self.meta = QueueMeta()
         self.shard: QueueShard | None = None
         self.rows: list[pa.Table] = []
+        self.log_end = 0
+        self.cursors = Cursors({})
 
     def apply(self, records: list[LogRecord], *, forget: bool) -> list[Command]:
+        before = self.meta.end
         ids = None if forget or self.shard is None else self.shard.ids
         self.shard = QueueShard(QUEUE, self.map, QueueMeta.decode(self.meta.encode()), RULE, ids)
-        built = self.shard.apply(records)
+        built = self.shard.apply(enumerate(records, self.log_end))
+        self.log_end += len(records)
         self.meta = self.shard.meta
-        for record in unit_records(QUEUE, self.meta.build_seq, built.units, "audit", 3):
+        for record in unit_records(QUEUE, "epoch", built, before, "audit", 3):
             assert record.key is not None
-            assert UnitsKey.decode(record.key).at[0] == self.meta.build_seq
+            assert self.cursors.take(key := UnitsKey.decode(record.key)) == key.extent.begin
+            assert key.extent.end <= self.meta.end
             self.rows.append(completed_units(record.key, record.value, "epoch").select(DELTA_SCHEMA.names))
-        return built.commands
+        return [command for each in built for command in each.commands]
 
 
 def random_units(chance: random.Random, first: int, end: int, queue_type: QueueType) -> Units:
