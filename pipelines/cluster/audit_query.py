@@ -8,8 +8,9 @@ Delta recognises the repeated commit by its transaction id.
 
 import datetime as dt
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +31,7 @@ from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options
 from connectors.kafka.topic_admin import describe
 from pipelines.cluster.dead_letter_copies import copy_dead_letters
-from pipelines.cluster.extent import Cursors
+from pipelines.cluster.extent import KEY_FORMAT, Cursors
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.outgoing import EntryKey
 from pipelines.cluster.table_locations import TableLocations
@@ -40,7 +41,7 @@ from pipelines.decide_ops.entry import EntryKind, LogPlace
 from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["PIPELINE", "QUERY", "AuditQuery", "audit_ends", "rows_from", "stored_cursors"]
+__all__ = ["PIPELINE", "QUERY", "AuditQuery", "audit_ends", "new_entries", "rows_from", "stored_cursors"]
 
 QUERY = "audit"
 PIPELINE = "cluster"
@@ -51,6 +52,8 @@ _CURSORS_KEPT = 100
 
 AuditOffset = tuple[int, int]
 """(partition of the audit topic, Kafka offset)."""
+Head = tuple[AuditOffset, EntryKey | UnitsKey | None, int, bytes]
+"""(its place in the topic, key, table number, value if it is a dead letter) of an entry."""
 
 
 class AuditQuery:
@@ -120,35 +123,21 @@ class AuditQuery:
         frame.persist()
         try:
             cursors = stored_cursors(self._spark, self._checkpoint, batch_id)
-            repeated: list[AuditOffset] = []
-            partly: dict[AuditOffset, LogPlace] = {}
-            numbers: set[int] = set()
-            letters: list[bytes] = []
-            for offset, key, number, letter in _heads(frame):
-                begin = cursors.take(key)
-                if begin is None:
-                    repeated.append(offset)
-                    continue
-                if begin != key.extent.begin:
-                    partly[offset] = begin
-                if isinstance(key, EntryKey) and key.kind == EntryKind.DEAD_LETTER:
-                    letters.append(letter)
-                else:
-                    numbers.add(number)
-            fresh = _without(self._spark, frame, repeated)
+            entries = new_entries(_heads(frame), cursors, self._state_epoch)
+            fresh = _without(self._spark, frame, entries.repeated)
             appends = [
                 (AUDIT_TABLES[table], _entries_of(fresh, EntryKind.AUDIT, number))
                 for table, number in TABLE_NUMBERS.items()
-                if number in numbers
+                if number in entries.numbers
             ]
-            if UNIT_TABLE in numbers:
+            if UNIT_TABLE in entries.numbers:
                 appends.append((CONSUME_QUEUE, _entries_of(fresh, EntryKind.UNITS, UNIT_TABLE)))
             with ThreadPoolExecutor(len(TABLE_NUMBERS) + 1, "audit-commit") as pool:
                 # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
-                commits = [pool.submit(self._append, table, entries, partly, batch_id) for table, entries in appends]
+                commits = [pool.submit(self._append, table, some, entries.partly, batch_id) for table, some in appends]
             for commit in commits:
                 commit.result()
-            copy_dead_letters(self._spark, self._connection, self._prefix, letters)
+            copy_dead_letters(self._spark, self._connection, self._prefix, entries.letters)
             self._store_cursors(batch_id + 1, cursors)
         finally:
             frame.unpersist()
@@ -198,6 +187,48 @@ class AuditQuery:
         _cursor_file(self._spark, self._checkpoint, batch_id - _CURSORS_KEPT).delete()
 
 
+class NewEntries(NamedTuple):
+    """What a micro-batch has for the tables.
+
+    Attributes:
+        numbers: Numbers of the tables that get rows.
+        letters: Dead letters, in order.
+        repeated: Entries with nothing new, or of another state.
+        partly: The place from which on entries have something new, where that is not their begin.
+    """
+
+    numbers: set[int]
+    letters: list[bytes]
+    repeated: list[AuditOffset]
+    partly: dict[AuditOffset, LogPlace]
+
+
+def new_entries(heads: Iterable[Head], cursors: Cursors, state_epoch: str) -> NewEntries:
+    """Sort out what is new of the entries of a micro-batch, and note it.
+
+    Args:
+        heads: The entries, in the order of the topic.
+        cursors: What is written.
+        state_epoch: Identity of the state; a job that owned the prefix before or after may have sent others.
+
+    Raises:
+        Corrupt: Entries are lost.
+    """
+    found = NewEntries(set(), [], [], {})
+    for offset, key, number, letter in heads:
+        begin = None if key is None or key.state_epoch != state_epoch else cursors.take(key)
+        if key is None or begin is None:
+            found.repeated.append(offset)
+            continue
+        if begin != key.extent.begin:
+            found.partly[offset] = begin
+        if isinstance(key, EntryKey) and key.kind == EntryKind.DEAD_LETTER:
+            found.letters.append(letter)
+        else:
+            found.numbers.add(number)
+    return found
+
+
 def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Cursors:
     """Return the cursors with which a micro-batch of the query begins.
 
@@ -229,8 +260,15 @@ def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopF
     return HadoopFile(spark, f"{checkpoint}/cursors/{batch_id}")
 
 
-def _heads(frame: DataFrame) -> Iterator[tuple[AuditOffset, EntryKey | UnitsKey, int, bytes]]:
-    """Yield (offset, key, table number, value of a dead letter) of each entry, in the order of the topic."""
+def audit_key(key: bytes) -> EntryKey | UnitsKey | None:
+    """Decode the key of an entry; None: it is of the version before. Raises struct.error for one that is too short."""
+    if not key.startswith(KEY_FORMAT):
+        return None
+    return UnitsKey.decode(key) if key[-1] == EntryKind.UNITS else EntryKey.decode(key)
+
+
+def _heads(frame: DataFrame) -> Iterator[Head]:
+    """Yield the head of each entry, in the order of the topic."""
     is_letter = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.DEAD_LETTER,)))
     heads = frame.select(
         "partition",
@@ -242,7 +280,7 @@ def _heads(frame: DataFrame) -> Iterator[tuple[AuditOffset, EntryKey | UnitsKey,
     for partition, offset, key, number, letter in sorted(
         zip(*(column.to_pylist() for column in heads.columns), strict=True)
     ):
-        yield (partition, offset), (UnitsKey if key[-1] == EntryKind.UNITS else EntryKey).decode(key), number[0], letter
+        yield (partition, offset), audit_key(key), number[0], letter
 
 
 def _without(spark: SparkSession, frame: DataFrame, repeated: list[AuditOffset]) -> DataFrame:

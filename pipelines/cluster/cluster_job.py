@@ -20,7 +20,7 @@ from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit_query import QUERY as AUDIT
 from pipelines.cluster.audit_query import AuditQuery, audit_ends
-from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
+from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
 from pipelines.cluster.cluster_answers import ClusterAnswers
 from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.committed import Committed, last_committed
@@ -95,6 +95,7 @@ class ClusterJob:
         self.connection = connection
         self._spark = spark
         self._take_over = take_over
+        self._state_epoch = ""
         self._failure: BaseException | None = None
         self._is_stopping = False
         self._ended = threading.Event()
@@ -118,9 +119,15 @@ class ClusterJob:
             internal = ensure_cluster_topics(self.connection, self.internal, self.cluster.audit_partitions)
             ops, results = facts[self.topics.ops], facts[self.topics.results]
             prefix = self.settings.topic_prefix
-            audit_now = functools.partial(audit_ends, self.connection, prefix)
-            identity = identity_of_checkpoint(self._spark, self.cluster.checkpoint, prefix, ops, audit_now)
-            ownership = self._take_prefix(identity)
+            ownership = self._ownership(ops)
+            identity = owned_identity(
+                self._spark,
+                self.cluster.checkpoint,
+                prefix,
+                ops,
+                take=functools.partial(self._take_prefix, ownership),
+                begins=lambda: {"audit_from": audit_ends(self.connection, prefix)},
+            )
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
             deciding = checkpoint_of(self.cluster.checkpoint)
@@ -222,19 +229,21 @@ class ClusterJob:
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
         )
 
-    def _take_prefix(self, identity: CheckpointIdentity) -> PrefixOwnership:
-        ownership = PrefixOwnership(
+    def _ownership(self, ops: TopicFacts) -> PrefixOwnership:
+        return PrefixOwnership(
             self.settings.topic_prefix,
             OwnerLog(self.connection, self.topics.owner, Owner),
             folder=self.cluster.checkpoint,
             place=self.cluster.checkpoint,
-            ops_topic_id=identity.ops_topic_id,
-            state_epoch=lambda: identity.state_epoch,
+            ops_topic_id=ops.topic_id,
+            state_epoch=lambda: self._state_epoch,
             on_failure=self._fail,
         )
+
+    def _take_prefix(self, ownership: PrefixOwnership, identity: CheckpointIdentity) -> None:
+        self._state_epoch = identity.state_epoch
         self._stack.callback(ownership.release)
         ownership.take(identity.epochs, take_over=self._take_over)
-        return ownership
 
     def _start_message_queues(self, identity: CheckpointIdentity, internal: dict[str, TopicFacts]) -> None:
         if not self.settings.message_globs:

@@ -13,9 +13,12 @@ from typing import NamedTuple, Protocol, Self
 from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Corrupt
 
-__all__ = ["EXTENT_BYTES", "START", "Cursors", "Extent", "HasExtent"]
+__all__ = ["EXTENT_BYTES", "KEY_FORMAT", "START", "Cursors", "Extent", "HasExtent"]
 
 START = LogPlace(0, 0)
+
+KEY_FORMAT = b"\x02"
+"""The first byte of a key; keys of the version before begin with a zero byte or with a letter, digit, dot or dash."""
 
 _EXTENT = struct.Struct(">QIQIQI")
 EXTENT_BYTES = _EXTENT.size

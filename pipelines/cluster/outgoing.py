@@ -19,7 +19,7 @@ from pyspark.sql import Row
 
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
-from pipelines.cluster.extent import EXTENT_BYTES, START, Extent
+from pipelines.cluster.extent import EXTENT_BYTES, KEY_FORMAT, START, Extent
 from pipelines.cluster.shard import LETTERS, QueueDeadline, order_number
 from pipelines.decide_ops.entries import TABLE_NUMBERS, read_frame, read_notifications
 from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
@@ -68,16 +68,16 @@ class EntryKey(NamedTuple):
         return f"{self.ops_partition} {_NAMES[self.order]}"
 
     def encode(self) -> bytes:
-        """Two big-endian numbers, the extent, the state epoch, and the kind as the last byte."""
-        head = _HEAD.pack(self.ops_partition, self.order)
+        """KEY_FORMAT, two big-endian numbers, the extent, the state epoch, and the kind as the last byte."""
+        head = KEY_FORMAT + _HEAD.pack(self.ops_partition, self.order)
         return head + self.extent.encode() + self.state_epoch.encode() + bytes((self.kind,))
 
     @classmethod
     def decode(cls, key: bytes) -> Self:
         """Decode a key. Raises struct.error for one that is too short."""
-        partition, order = _HEAD.unpack_from(key)
-        extent_end = _HEAD.size + EXTENT_BYTES
-        extent = Extent.decode(key[_HEAD.size : extent_end])
+        partition, order = _HEAD.unpack_from(key, 1)
+        extent_end = 1 + _HEAD.size + EXTENT_BYTES
+        extent = Extent.decode(key[1 + _HEAD.size : extent_end])
         return cls(key[extent_end:-1].decode(), partition, order, extent, key[-1])
 
 

@@ -52,11 +52,12 @@ class ShardAttempts:
         connection: The Kafka.
         topic: A compacted topic with one partition.
         ops_partition: The partition of the ops topic that the shard decides.
+        state_epoch: Identity of its state: another one has attempts of its own.
     """
 
-    def __init__(self, connection: KafkaConnection, topic: str, ops_partition: int) -> None:
+    def __init__(self, connection: KafkaConnection, topic: str, ops_partition: int, state_epoch: str) -> None:
         self._topic = topic
-        self._key = str(ops_partition).encode()
+        self._key = f"{ops_partition} {state_epoch}".encode()
         self._note = self._last(connection).after_its_end()
         self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", linger_ms=0)
 

@@ -89,7 +89,7 @@ class ShardProcessor(StatefulProcessor):
         context = TaskContext.get()
         if context is None or context.attemptNumber() < WHOLE_ATTEMPTS_MAX:
             return shard.apply(records)
-        attempts = ShardAttempts(self._connection, self._internal.attempts, partition)
+        attempts = ShardAttempts(self._connection, self._internal.attempts, partition, self._state_epoch)
         try:
             entries = shard.apply(records, attempts)
             attempts.end()

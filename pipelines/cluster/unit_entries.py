@@ -1,6 +1,6 @@
 """Units on their way to the table `consume_queue`, as entries of the audit topic.
 
-    key    topic, zero byte, state epoch, queue id i32, extent, kind u8
+    key    KEY_FORMAT, topic, zero byte, state epoch, queue id i32, extent, kind u8
     value  UNIT_TABLE u8, Arrow stream of DELTA_SCHEMA
 
 The entries of a queue are in one partition, in the order of the log of queues: of a place (extent.py) the offset is
@@ -19,7 +19,7 @@ from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
 from pipelines.build_units.queue_change import Queue
 from pipelines.cluster.arrow_slices import read_slice_rows, sliced
-from pipelines.cluster.extent import EXTENT_BYTES, Extent
+from pipelines.cluster.extent import EXTENT_BYTES, KEY_FORMAT, Extent
 from pipelines.cluster.outgoing import OutgoingRecord
 from pipelines.cluster.queue_shard import BuiltUnits
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind, LogPlace
@@ -54,14 +54,14 @@ class UnitsKey(NamedTuple):
         return f"{self.topic}/{self.queue_id}"
 
     def encode(self) -> bytes:
-        """Two texts with a zero byte in between, then numbers, and the kind as the last byte."""
-        texts = b"\0".join((self.topic.encode(), self.state_epoch.encode()))
+        """KEY_FORMAT, two texts with a zero byte in between, numbers, and the kind as the last byte."""
+        texts = KEY_FORMAT + b"\0".join((self.topic.encode(), self.state_epoch.encode()))
         return texts + _QUEUE_ID.pack(self.queue_id) + self.extent.encode() + bytes((EntryKind.UNITS,))
 
     @classmethod
     def decode(cls, key: bytes) -> Self:
         """Decode a key. Raises struct.error for one that is too short."""
-        topic, _, epoch = key[:-_TAIL_BYTES].decode().partition("\0")
+        topic, _, epoch = key[1:-_TAIL_BYTES].decode().partition("\0")
         tail = key[-_TAIL_BYTES:]
         (queue_id,) = _QUEUE_ID.unpack_from(tail)
         return cls(epoch, topic, queue_id, Extent.decode(tail[_QUEUE_ID.size : -1]))

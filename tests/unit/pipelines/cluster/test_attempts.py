@@ -6,6 +6,7 @@ joined as Kafka would have it after ends of workers, lost sends and new starts, 
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,14 @@ import pytest
 from connectors.delta.rows import completed_rows
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
-from pipelines.cluster.audit_query import rows_from
-from pipelines.cluster.extent import Cursors
+from pipelines.cluster.audit_query import audit_key, new_entries, rows_from
+from pipelines.cluster.extent import Cursors, Extent
 from pipelines.cluster.outgoing import EntryKey, Outlet, records_of
 from pipelines.cluster.shard import Shard, ShardMeta
+from pipelines.cluster.unit_entries import UnitsKey
 from pipelines.decide_ops import ops_decider
 from pipelines.decide_ops.entries import read_slice
-from pipelines.decide_ops.entry import EntryKind
+from pipelines.decide_ops.entry import EntryKind, LogPlace
 from tests.support.in_process.memory_maps import memory_maps
 from tests.support.in_process.small_job import DECLARE, written_to
 from tests.unit.pipelines.cluster.test_shard import SETTINGS, answers, pop, record
@@ -161,3 +163,20 @@ def test_a_record_under_which_the_process_has_ended_is_the_only_one_to_differ() 
 def test_every_row_has_the_offset_of_its_record_in_place_of_the_number_of_a_write() -> None:
     for row in rows_in(Attempt(RECORDS).sent):
         assert f"'apply_seq': {kafka_offset_of(row)}," in row
+
+
+def test_entries_of_another_state_are_left_out_and_move_no_cursor() -> None:
+    own = Attempt(RECORDS).sent
+    foreign = [(key._replace(state_epoch="another"), value) for key, value in own]
+    later = Extent(LogPlace(900, 0), LogPlace(900, 0), LogPlace(901, 0))
+    of_units = UnitsKey("another", "t", 0, later)
+    keys: list[EntryKey | UnitsKey | None] = [None, *(key for key, _ in foreign), of_units, *(key for key, _ in own)]
+    cursors = Cursors({})
+    found = new_entries([((0, at), key, 0, b"") for at, key in enumerate(keys)], cursors, "epoch")
+    assert found.repeated == [(0, at) for at in range(len(foreign) + 2)]
+    assert not found.partly
+    assert cursors.ends == {key.source: key.extent.end for key, _ in own}
+    version_before = struct.pack(">IQIB", 3, 17, 2, EntryKind.AUDIT)
+    assert audit_key(version_before) is None
+    assert audit_key(b"orders" + struct.pack(">iQIB", 3, 17, 2, EntryKind.UNITS)) is None
+    assert audit_key(of_units.encode()) == of_units
