@@ -27,9 +27,10 @@ from pipelines.cluster.committed import Committed, last_committed
 from pipelines.cluster.deadline_ticker import DeadlineTicker
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
 from pipelines.cluster.driver_watch import DriverWatch
-from pipelines.cluster.kept_query import KeptQuery, stop_between_batches
+from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.migration.to_cluster import beginning_of
+from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
 from pipelines.http_api.http_server import HttpServer
@@ -99,6 +100,7 @@ class ClusterJob:
         self._failure: BaseException | None = None
         self._is_stopping = False
         self._ended = threading.Event()
+        self._queries = RunningQueries()
         self._stack = contextlib.ExitStack()
         self.topics = Topics.of(settings.topic_prefix)
         self.internal = ClusterTopics.of(settings.topic_prefix)
@@ -128,6 +130,9 @@ class ClusterJob:
                 take=functools.partial(self._take_prefix, ownership),
                 begins=lambda: {"audit_from": audit_ends(self.connection, prefix)},
             )
+            guard = OwnershipGuard(lambda: ownership.valid_for_s, self._lose, prefix)
+            guard.start()
+            self._stack.callback(guard.stop)
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
             deciding = checkpoint_of(self.cluster.checkpoint)
@@ -166,6 +171,7 @@ class ClusterJob:
                     rejected_heads=self.settings.rejected_heads,
                 ).start,
                 AUDIT,
+                self._queries,
             )
             audit.start()
             self._stack.callback(audit.stop)
@@ -217,6 +223,11 @@ class ClusterJob:
             _log.error("job_failed", error=str(self._failure), kind=type(error).__name__)
         self._ended.set()
 
+    def _lose(self, error: BaseException) -> None:
+        """End because the job may decide no more: at once, and not when a micro-batch has ended."""
+        self._fail(error)
+        self._queries.stop_at_once()
+
     def _shard_settings(self, identity: CheckpointIdentity, results_partitions: int) -> ShardSettings:
         shards_per_task = -(-identity.ops_partitions // self.cluster.tasks)
         return ShardSettings(
@@ -234,10 +245,11 @@ class ClusterJob:
             self.settings.topic_prefix,
             OwnerLog(self.connection, self.topics.owner, Owner),
             folder=self.cluster.checkpoint,
-            place=self.cluster.checkpoint,
+            # Of this driver alone: a second one on the same checkpoint waits whether this one is silent.
+            place=f"{self.cluster.checkpoint} {uuid.uuid4().hex}",
             ops_topic_id=ops.topic_id,
             state_epoch=lambda: self._state_epoch,
-            on_failure=self._fail,
+            on_failure=self._lose,
         )
 
     def _take_prefix(self, ownership: PrefixOwnership, identity: CheckpointIdentity) -> None:
@@ -280,7 +292,7 @@ class ClusterJob:
             self._stack.enter_context(HttpServer(listeners))
 
     def _watch(self, query: StreamingQuery) -> None:
-        self._stack.callback(stop_between_batches, query)
+        self._stack.callback(self._queries.end, self._queries.add(query))
         threading.Thread(target=self._await, args=(query,), name="query-watch", daemon=True).start()
 
     def _await(self, query: StreamingQuery) -> None:

@@ -19,6 +19,7 @@ from pipelines.cluster.outgoing import Outlet, deadlines_record, records_of
 from pipelines.cluster.packed_records import unpack
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_attempts import WHOLE_ATTEMPTS_MAX, ShardAttempts
+from pipelines.cluster.skipped_records import require_no_records_between
 from pipelines.cluster.spark_maps import BYTES, open_maps
 from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.decide_ops.entry import PlacedEntry
@@ -60,7 +61,7 @@ class ShardProcessor(StatefulProcessor):
         """Decide the records of one partition."""
         records = [record for row in rows for record in unpack(row.payload)]
         partition = records[0].partition
-        shard = self._shard(partition)
+        shard = self._shard(records)
         committed = shard.meta.ends
         gc.disable()  # many objects and no cycles: a collection now would only cost time
         try:
@@ -100,12 +101,16 @@ class ShardProcessor(StatefulProcessor):
     def close(self) -> None:
         """Do nothing: Spark closes the state."""
 
-    def _shard(self, partition: int) -> Shard:
+    def _shard(self, records: list[KafkaRecord]) -> Shard:
+        partition = records[0].partition
         stored = self._meta.get()
         meta = ShardMeta() if stored is None else ShardMeta.decode(bytes(stored[0]))
         place = self._settings.run_id, partition
         shard = _shards.get(place)
         if shard is None or shard.meta != meta:
+            if stored is not None:
+                begin = min(record.kafka_offset for record in records)
+                require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
             shard = _shards[place] = Shard(self._settings, self._maps, meta)
         else:
             shard.bind(self._maps)
