@@ -7,7 +7,6 @@ Delta recognises the repeated commit by its transaction id.
 """
 
 import datetime as dt
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from connectors.delta.spark_append import append_by_spark
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
-from connectors.kafka.spark_source import source_options
+from connectors.kafka.spark_source import source_options, starting_offsets
 from connectors.kafka.topic_admin import describe
 from pipelines.cluster.dead_letter_copies import copy_dead_letters
 from pipelines.cluster.extent import KEY_FORMAT, Cursors
@@ -41,7 +40,7 @@ from pipelines.decide_ops.entry import EntryKind, LogPlace
 from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["PIPELINE", "QUERY", "AuditQuery", "audit_ends", "new_entries", "rows_from", "stored_cursors"]
+__all__ = ["PIPELINE", "QUERY", "AuditQuery", "begins_now", "new_entries", "rows_from", "stored_cursors"]
 
 QUERY = "audit"
 PIPELINE = "cluster"
@@ -100,12 +99,11 @@ class AuditQuery:
     def start(self) -> StreamingQuery:
         """Start the query."""
         topic = ClusterTopics.of(self._prefix).audit
-        starting = json.dumps({topic: {str(number): at for number, at in self._begins.items()}})
         frame = (
             self._spark.readStream.format("kafka")
             .options(**source_options(self._connection))
             .option("subscribe", topic)
-            .option("startingOffsets", starting if self._begins else "earliest")
+            .option("startingOffsets", starting_offsets(topic, self._begins))
             .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
             .load()
             .select("partition", "offset", "key", "value")
@@ -249,11 +247,20 @@ def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
     return rows.filter(pc.or_(is_of_later_record, is_later_row))
 
 
-def audit_ends(connection: KafkaConnection, prefix: str) -> dict[int, int]:
-    """Return the end of the audit topic by partition; empty: there is no such topic. Raises Unavailable."""
-    name = ClusterTopics.of(prefix).audit
-    facts = describe(connection, [name]).get(name)
-    return {} if facts is None else dict(found_log(connection, facts).end_offset)
+def begins_now(connection: KafkaConnection, prefix: str) -> dict[str, dict[int, int]]:
+    """Return the fields of the identity of a state that begins now: before the ends of its topics is nothing of it.
+
+    Raises:
+        Unavailable: Kafka does not answer.
+    """
+    topics = ClusterTopics.of(prefix)
+    fields = {"audit_from": topics.audit, "queue_log_from": topics.queue_log}
+    found = describe(connection, list(fields.values()))
+    return {
+        field: dict(found_log(connection, facts).end_offset)
+        for field, name in fields.items()
+        if (facts := found.get(name)) is not None
+    }
 
 
 def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopFile:

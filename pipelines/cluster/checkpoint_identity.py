@@ -45,6 +45,7 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
         first_offset: Of a state that came from elsewhere: the first Kafka offset that it decides here, by partition.
         since_loss: Of such a state: its epochs since a restore with losses, to which the log alone does not lead.
         audit_from: By partition of the audit topic, its end when this state began: entries before it are of others.
+        queue_log_from: The same of the log of queues, whose records before it may lack their beginning.
     """
 
     format: int
@@ -57,6 +58,7 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
     first_offset: dict[int, int] = {}
     since_loss: list[str] = []
     audit_from: dict[int, int] = {}
+    queue_log_from: dict[int, int] = {}
 
     @property
     def epochs(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit_query import QUERY as AUDIT
-from pipelines.cluster.audit_query import AuditQuery, audit_ends
+from pipelines.cluster.audit_query import AuditQuery, begins_now
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
 from pipelines.cluster.cluster_answers import ClusterAnswers
 from pipelines.cluster.cluster_metrics import ClusterMetrics
@@ -128,7 +128,7 @@ class ClusterJob:
                 prefix,
                 ops,
                 take=functools.partial(self._take_prefix, ownership),
-                begins=lambda: {"audit_from": audit_ends(self.connection, prefix)},
+                begins=lambda: begins_now(self.connection, prefix),
             )
             guard = OwnershipGuard(lambda: ownership.valid_for_s, self._lose, prefix)
             guard.start()

@@ -1,6 +1,5 @@
 """The query that decides: the ops topic through one shard for each of its partitions, to the Kafka sink."""
 
-import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.record_columns import record_columns
-from connectors.kafka.spark_source import source_options
+from connectors.kafka.spark_source import source_options, starting_offsets
 from pipelines.cluster.outgoing import OUTGOING_SCHEMA
 from pipelines.cluster.outgoing_query import start_outgoing
 from pipelines.cluster.packed_records import PACKED_SCHEMA, pack
@@ -90,14 +89,11 @@ def _records(
     beginning: Beginning | None,
 ) -> DataFrame:
     ops = Topics.of(prefix).ops
-    starting = "earliest"
-    if beginning is not None:
-        starting = json.dumps({ops: {str(number): at for number, at in beginning.first_offset.items()}})
     frame = (
         spark.readStream.format("kafka")
         .options(**source_options(connection))
         .option("subscribe", ops)
-        .option("startingOffsets", starting)
+        .option("startingOffsets", starting_offsets(ops, {} if beginning is None else beginning.first_offset))
         .option("maxOffsetsPerTrigger", records_per_batch_max)
         .load()
     )

@@ -16,7 +16,7 @@ from pipelines.build_units.accepted_ids import DedupRule, MemoryIds
 from pipelines.build_units.queue_change import Queue
 from pipelines.cluster.outgoing import OutgoingRecord
 from pipelines.cluster.queue_log import decode_log_record
-from pipelines.cluster.queue_shard import BuiltUnits, QueueMeta, QueueShard
+from pipelines.cluster.queue_shard import BuiltQueue, BuiltUnits, QueueMeta, QueueShard
 from pipelines.cluster.spark_maps import BYTES, SparkMap
 from pipelines.cluster.unit_entries import unit_records
 from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
@@ -109,7 +109,7 @@ class QueueProcessor(StatefulProcessor):
         yield from unit_records(
             queue, settings.state_epoch, built, before.end, self._internal.audit, settings.audit_partitions
         )
-        yield OutgoingRecord(self._internal.queues, 0, name.encode(), meta.encode())
+        yield OutgoingRecord(self._internal.queues, 0, name.encode(), BuiltQueue(settings.state_epoch, meta).encode())
 
     def _encoded(self, command: Command, log_offset: int, number: int) -> bytes:
         """Return an operation with an op_id, which is the same when a task is repeated."""

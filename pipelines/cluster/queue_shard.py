@@ -26,22 +26,24 @@ from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command
 
-__all__ = ["BuiltUnits", "QueueMeta", "QueueShard"]
+__all__ = ["BuiltQueue", "BuiltUnits", "QueueMeta", "QueueShard"]
 
 _log = structlog.get_logger(__name__)
 
+_FORMAT_2 = b"\x02"
 REMOVED_SINGLY_MAX = 4_096
 """Places of a range that are removed without a look at which of them exist."""
 
 
 class QueueMeta(msgspec.Struct, array_like=True, frozen=True):
-    """A queue as it is stored, and as the driver is told of it.
+    """A queue as it is stored.
 
     Attributes:
         record: The record; None: it has not begun.
         build_seq: The offset after the last record of the log of queues that has changed it.
         forgotten_early: Ids that were forgotten within the window, because there were too many.
-        is_behind: The log of queues went on above the end of the queue, so records of it are lost: read them again.
+        is_behind: The log of queues went on above the end of the queue, or before it had begun, so records of it are
+            lost: read them again.
         end: The place after the last unit that has left for the table (unit_entries.py).
     """
 
@@ -59,6 +61,33 @@ class QueueMeta(msgspec.Struct, array_like=True, frozen=True):
     def decode(cls, value: bytes) -> "QueueMeta":
         """Decode it. Raises CorruptValueError for another format byte or other fields."""
         return read_stored("queue", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
+
+
+class BuiltQueue(msgspec.Struct, array_like=True, frozen=True):
+    """A queue as a driver is told of it, in `<prefix>.cluster_queues`.
+
+    Attributes:
+        state_epoch: Identity of the state that has the queue; another one knows nothing of it.
+        meta: The queue.
+    """
+
+    state_epoch: str
+    meta: QueueMeta
+
+    def encode(self) -> bytes:
+        """Format byte and MessagePack."""
+        return _FORMAT_2 + msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> "BuiltQueue | None":
+        """Decode it; None: it is of the version before, which has states of its own.
+
+        Raises:
+            CorruptValueError: It has neither format, or other fields.
+        """
+        if value[:1] == FORMAT_1:
+            return None
+        return read_stored("built queue", _FORMAT_2, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +184,10 @@ class QueueShard:
 
     def _scan(self, scanned: Scanned, built: BuiltUnits) -> None:
         known = self.meta.record
-        if known is None or known.topic_id != scanned.topic_id or scanned.end_offset <= known.end_offset:
+        if known is None:
+            self.meta = msgspec.structs.replace(self.meta, is_behind=True)
+            return
+        if known.topic_id != scanned.topic_id or scanned.end_offset <= known.end_offset:
             return
         if scanned.first_offset > known.end_offset:
             self.meta = msgspec.structs.replace(self.meta, is_behind=True)

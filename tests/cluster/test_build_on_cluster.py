@@ -40,7 +40,7 @@ from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.extent import Cursors
 from pipelines.cluster.keyed_log import KeyedLog
 from pipelines.cluster.message_queues import MessageQueues
-from pipelines.cluster.queue_shard import QueueMeta
+from pipelines.cluster.queue_shard import BuiltQueue, QueueMeta
 from pipelines.cluster.unit_entries import UnitsKey, completed_units
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entry import EntryKind
@@ -142,7 +142,9 @@ class Lab:
     def metas(self) -> dict[Queue, QueueMeta]:
         """What the job says of its queues."""
         with KeyedLog(self.connection, f"{self.prefix}.cluster_queues") as log:
-            return {queue_of_ops_key(key): QueueMeta.decode(value) for key, value in log.to_end()}
+            return {
+                queue_of_ops_key(key): built.meta for key, value in log.to_end() if (built := BuiltQueue.decode(value))
+            }
 
     def wait(self, query: StreamingQuery | None = None) -> None:
         """Until all queues are built to the ends of their logs."""

@@ -237,6 +237,15 @@ def test_a_gap_in_the_log_is_told_and_closed_by_reading_again() -> None:
     assert differences(dict(cluster.map.items()), dict(other.map.items())) == []
 
 
+def test_a_scan_of_a_queue_that_has_not_begun_is_told() -> None:
+    cluster = OnCluster()
+    cluster.apply([Scanned("id", 100, 200)], forget=False)
+    assert cluster.meta.is_behind
+    assert cluster.meta.record is None
+    cluster.apply([Began("id", "simple", 0)], forget=False)
+    assert not cluster.meta.is_behind
+
+
 def test_a_type_that_a_queue_does_not_have_is_ignored() -> None:
     cluster = OnCluster()
     cluster.apply([Began("id", "simple", 0)], forget=False)
