@@ -20,8 +20,8 @@ Times are in milliseconds since 1970, UTC, and beside them as timestamps (`now_m
 offsets, ranges are inclusive.
 
 The key of a row of an audit table is (`ops_topic_id`, `partition`, `kafka_offset`, `ordinal`). The key and all columns
-except `apply_seq` and `state_epoch` are equal in every replay. No column is NOT NULL in Delta. Columns marked *always*
-are never null; the suites check it.
+except `apply_seq` and `state_epoch` are equal in every replay. Rows of a job on a cluster have their `kafka_offset` as
+`apply_seq`, too. No column is NOT NULL in Delta. Columns marked *always* are never null; the suites check it.
 
 The log of each table of the job also says how many rows of each date there have to be, and what is in them: `popstream
 check` finds a date of which others deleted, changed or added rows ([how](adr/0014-tables-know-what-they-hold.md)).

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import NamedTuple
 
-__all__ = ["SLICE_BYTES_MAX", "completed_rows", "decode_rows", "encode_rows", "in_pieces", "plain_rows", "with_lacking"]
+__all__ = [
+    "SLICE_BYTES_MAX",
+    "completed_rows",
+    "decode_rows",
+    "encode_rows",
+    "encode_slices",
+    "in_pieces",
+    "plain_rows",
+    "with_lacking",
+]
 
 SLICE_BYTES_MAX: Final = 256 * 1024
 """Cap of one outbox entry."""
@@ -45,14 +54,21 @@ _CERTAINLY_NOT_CUT_BYTES: Final = SLICE_BYTES_MAX // 2
 
 
 def encode_rows(table: str, rows: Sequence[NamedTuple], limit_bytes: int = SLICE_BYTES_MAX) -> list[bytes]:
-    """Pack the rows of one audit table, in order, into slices of at most `limit_bytes` each.
+    """Return the slices of `encode_slices` alone."""
+    return [data for _, data in encode_slices(table, rows, limit_bytes)]
+
+
+def encode_slices(
+    table: str, rows: Sequence[NamedTuple], limit_bytes: int = SLICE_BYTES_MAX
+) -> list[tuple[int, bytes]]:
+    """Pack the rows of one audit table, in order, into slices of at most `limit_bytes` each: (number of rows, slice).
 
     Rows quote what clients sent, so no value may make this fail. A number beyond the range of its column becomes the
     nearest value in range, invalid Unicode is replaced, and in a single row beyond the limit each text is cut to 1,024
     characters, with a note.
     """
     schema = _SCHEMAS[table]
-    slices: list[bytes] = []
+    slices: list[tuple[int, bytes]] = []
     for start in range(0, len(rows), _ROWS_PER_SLICE_MAX):
         batch = _record_batch(rows[start : start + _ROWS_PER_SLICE_MAX], schema)
         slices += _slices(batch, limit_bytes)
@@ -75,14 +91,15 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
 def completed_rows(
     table: str,
     data: bytes,
-    apply_seq: int,
+    apply_seq: int | None,
     state_epoch: str,
     ops_topic_id: str,
     rejected_heads: RejectedHeads = RejectedHeads.WHOLE,
 ) -> pa.Table:
     """Return the rows of one slice with the columns that the outbox does not hold, in the schema of the table.
 
-    Of the values in `rejected` it is chosen what is kept.
+    Of the values in `rejected` it is chosen what is kept. Without an `apply_seq` each row has the Kafka offset of its
+    record in that column.
 
     Raises:
         Corrupt: The slice cannot be read.
@@ -90,7 +107,7 @@ def completed_rows(
     rows = decode_rows(table, [data])
     count = rows.num_rows
     added = {
-        "apply_seq": pa.repeat(pa.scalar(apply_seq, pa.int64()), count),
+        "apply_seq": rows["kafka_offset"] if apply_seq is None else pa.repeat(pa.scalar(apply_seq, pa.int64()), count),
         "state_epoch": pa.repeat(state_epoch, count),
         "ops_topic_id": pa.repeat(ops_topic_id, count),
         "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
@@ -176,16 +193,16 @@ def _fitted(value: object, kind: pa.DataType) -> object:
     return value
 
 
-def _slices(batch: pa.RecordBatch, limit_bytes: int) -> list[bytes]:
+def _slices(batch: pa.RecordBatch, limit_bytes: int) -> list[tuple[int, bytes]]:
     data = _write(batch)
     if len(data) <= limit_bytes:
-        return [data]
+        return [(batch.num_rows, data)]
     if batch.num_rows > 1:
         half = batch.num_rows // 2
         return _slices(_compacted(batch.slice(0, half)), limit_bytes) + _slices(
             _compacted(batch.slice(half)), limit_bytes
         )
-    return [_write(_cut(batch))]
+    return [(1, _write(_cut(batch)))]
 
 
 def _write(batch: pa.RecordBatch) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from popstream.client_properties import SECRETS
@@ -11,10 +12,12 @@ from popstream.oauth_properties import CLIENT_ID, CLIENT_SECRET, HANDLER, HANDLE
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from popstream.client_properties import ClientProperties
     from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["sink_options", "source_options"]
+__all__ = ["sink_options", "source_options", "starting_offsets"]
 
 PROVIDER = "popstream"
 READING = {
@@ -57,6 +60,17 @@ def sink_options(connection: KafkaConnection) -> dict[str, str]:
         Invalid: As above.
     """
     return _connecting(connection) | WRITING
+
+
+def starting_offsets(topic: str, begins: Mapping[int, int]) -> str:
+    """Return where a new checkpoint begins with a topic, by partition; no partitions: at its first record.
+
+    >>> starting_offsets("audit", {0: 7}), starting_offsets("audit", {})
+    ('{"audit": {"0": 7}}', 'earliest')
+    """
+    if not begins:
+        return "earliest"
+    return json.dumps({topic: {str(partition): offset for partition, offset in begins.items()}})
 
 
 def _connecting(connection: KafkaConnection) -> dict[str, str]:

@@ -1,18 +1,19 @@
 """The query that writes the tables: entries of the audit topic to Delta, each exactly once, and copies of letters.
 
-A repeated task of another query sends its entries again. Those of a shard, or of a consume queue, come in one partition
-and in the order of their numbers, so an entry counts if it is above all that came before it: `Cursors`. They are stored
-for each micro-batch before it is written, and a micro-batch that is repeated begins with the same ones. Delta
-recognises the repeated commit by its transaction id.
+A repeated task of another query sends its entries again, and a new start may cut them in another way. What they have
+is known by its places in the log, so of each entry the rows count that are above all that is written: `Cursors`. They
+are stored for each micro-batch before it is written, and a micro-batch that is repeated begins with the same ones.
+Delta recognises the repeated commit by its transaction id.
 """
 
 import datetime as dt
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,19 +27,20 @@ from connectors.delta.spark_append import append_by_spark
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
-from connectors.kafka.spark_source import source_options
+from connectors.kafka.spark_source import source_options, starting_offsets
 from connectors.kafka.topic_admin import describe
 from pipelines.cluster.dead_letter_copies import copy_dead_letters
+from pipelines.cluster.extent import KEY_FORMAT, Cursors
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.outgoing import EntryKey
 from pipelines.cluster.table_locations import TableLocations
 from pipelines.cluster.unit_entries import UNIT_TABLE, UnitsKey, completed_units
 from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
-from pipelines.decide_ops.entry import EntryKind
+from pipelines.decide_ops.entry import EntryKind, LogPlace
 from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["PIPELINE", "QUERY", "AuditQuery", "Cursors", "audit_ends", "stored_cursors"]
+__all__ = ["PIPELINE", "QUERY", "AuditQuery", "begins_now", "new_entries", "rows_from", "stored_cursors"]
 
 QUERY = "audit"
 PIPELINE = "cluster"
@@ -47,27 +49,10 @@ PIPELINE = "cluster"
 RECORDS_PER_BATCH_MAX = 20_000
 _CURSORS_KEPT = 100
 
-Place = tuple[int, int]
+AuditOffset = tuple[int, int]
 """(partition of the audit topic, Kafka offset)."""
-
-
-class Cursors:
-    """The last entry that is written of each source: a partition of the ops topic, or a queue.
-
-    >>> cursors = Cursors({"3": (7, 1)})
-    >>> cursors.take(EntryKey(3, 7, 1, 4)), cursors.take(EntryKey(3, 7, 2, 4)), cursors.take(EntryKey(3, 7, 2, 4))
-    (False, True, False)
-    """
-
-    def __init__(self, last: dict[str, tuple[int, int]]) -> None:
-        self.last = last
-
-    def take(self, key: EntryKey | UnitsKey) -> bool:
-        """Return whether an entry is new, and note it."""
-        if key.at <= self.last.get(key.source, (0, -1)):
-            return False
-        self.last[key.source] = key.at
-        return True
+Head = tuple[AuditOffset, EntryKey | UnitsKey | None, int, bytes]
+"""(its place in the topic, key, table number, value if it is a dead letter) of an entry."""
 
 
 class AuditQuery:
@@ -114,12 +99,11 @@ class AuditQuery:
     def start(self) -> StreamingQuery:
         """Start the query."""
         topic = ClusterTopics.of(self._prefix).audit
-        starting = json.dumps({topic: {str(number): at for number, at in self._begins.items()}})
         frame = (
             self._spark.readStream.format("kafka")
             .options(**source_options(self._connection))
             .option("subscribe", topic)
-            .option("startingOffsets", starting if self._begins else "earliest")
+            .option("startingOffsets", starting_offsets(topic, self._begins))
             .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
             .load()
             .select("partition", "offset", "key", "value")
@@ -137,57 +121,51 @@ class AuditQuery:
         frame.persist()
         try:
             cursors = stored_cursors(self._spark, self._checkpoint, batch_id)
-            repeated: list[Place] = []
-            numbers: set[int] = set()
-            letters: list[bytes] = []
-            for place, key, number, letter in _heads(frame):
-                if not cursors.take(key):
-                    repeated.append(place)
-                elif isinstance(key, EntryKey) and key.kind == EntryKind.DEAD_LETTER:
-                    letters.append(letter)
-                else:
-                    numbers.add(number)
-            fresh = _without(self._spark, frame, repeated)
+            entries = new_entries(_heads(frame), cursors, self._state_epoch)
+            fresh = _without(self._spark, frame, entries.repeated)
             appends = [
                 (AUDIT_TABLES[table], _entries_of(fresh, EntryKind.AUDIT, number))
                 for table, number in TABLE_NUMBERS.items()
-                if number in numbers
+                if number in entries.numbers
             ]
-            if UNIT_TABLE in numbers:
+            if UNIT_TABLE in entries.numbers:
                 appends.append((CONSUME_QUEUE, _entries_of(fresh, EntryKind.UNITS, UNIT_TABLE)))
             with ThreadPoolExecutor(len(TABLE_NUMBERS) + 1, "audit-commit") as pool:
                 # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
-                commits = [pool.submit(self._append, table, entries, batch_id) for table, entries in appends]
+                commits = [pool.submit(self._append, table, some, entries.partly, batch_id) for table, some in appends]
             for commit in commits:
                 commit.result()
-            copy_dead_letters(self._spark, self._connection, self._prefix, letters)
+            copy_dead_letters(self._spark, self._connection, self._prefix, entries.letters)
             self._store_cursors(batch_id + 1, cursors)
         finally:
             frame.unpersist()
 
-    def _append(self, table: Table, entries: DataFrame, batch_id: int) -> None:
+    def _append(self, table: Table, entries: DataFrame, partly: Mapping[AuditOffset, LogPlace], batch_id: int) -> None:
+        """Commit the rows of entries, of those in `partly` the rows from a place on."""
         join_pool(self._spark, QUERY)
         epoch, topic_id, heads, name = self._state_epoch, self._ops_topic_id, self._rejected_heads, table.name
         day = table.partitioned_by
         assert day is not None, "every table of the job is partitioned by a date"
 
-        def completed(key: bytes, value: bytes) -> pa.Table:
+        def completed(begin: LogPlace | None, key: bytes, value: bytes) -> pa.Table:
             if name == CONSUME_QUEUE.name:
-                return completed_units(key, value, epoch)
+                return completed_units(key, value, epoch, begin)
             _, data = read_slice(value)
-            return completed_rows(name, data, EntryKey.decode(key).apply_seq, epoch, topic_id, heads)
+            found = completed_rows(name, data, None, epoch, topic_id, heads)
+            return found if begin is None else rows_from(found, begin)
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                for key, value in zip(batch.column("key"), batch.column("value"), strict=True):
-                    yield from completed(key.as_py(), value.as_py()).to_batches()
+                for entry in zip(*batch.columns, strict=True):
+                    partition, offset, key, value = (each.as_py() for each in entry)
+                    yield from completed(partly.get((partition, offset)), key, value).to_batches()
 
         def totals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in rows(batches):
                 by_day = totals_by_day(pa.Table.from_batches([batch]), day)
                 yield pa.RecordBatch.from_pylist([{"day": date, **total._asdict()} for date, total in by_day.items()])
 
-        slices = entries.select("key", "value")
+        slices = entries.select("partition", "offset", "key", "value")
         added: dict[dt.date, RowTotal] = {}
         for counted in slices.mapInArrow(totals, "day date, rows long, digest long").toArrow().to_pylist():
             date = counted.pop("day")
@@ -203,8 +181,50 @@ class AuditQuery:
         )
 
     def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
-        _cursor_file(self._spark, self._checkpoint, batch_id).write(msgspec.json.encode(cursors.last))
+        _cursor_file(self._spark, self._checkpoint, batch_id).write(msgspec.json.encode(cursors.ends))
         _cursor_file(self._spark, self._checkpoint, batch_id - _CURSORS_KEPT).delete()
+
+
+class NewEntries(NamedTuple):
+    """What a micro-batch has for the tables.
+
+    Attributes:
+        numbers: Numbers of the tables that get rows.
+        letters: Dead letters, in order.
+        repeated: Entries with nothing new, or of another state.
+        partly: The place from which on entries have something new, where that is not their begin.
+    """
+
+    numbers: set[int]
+    letters: list[bytes]
+    repeated: list[AuditOffset]
+    partly: dict[AuditOffset, LogPlace]
+
+
+def new_entries(heads: Iterable[Head], cursors: Cursors, state_epoch: str) -> NewEntries:
+    """Sort out what is new of the entries of a micro-batch, and note it.
+
+    Args:
+        heads: The entries, in the order of the topic.
+        cursors: What is written.
+        state_epoch: Identity of the state; a job that owned the prefix before or after may have sent others.
+
+    Raises:
+        Corrupt: Entries are lost.
+    """
+    found = NewEntries(set(), [], [], {})
+    for offset, key, number, letter in heads:
+        begin = None if key is None or key.state_epoch != state_epoch else cursors.take(key)
+        if key is None or begin is None:
+            found.repeated.append(offset)
+            continue
+        if begin != key.extent.begin:
+            found.partly[offset] = begin
+        if isinstance(key, EntryKey) and key.kind == EntryKind.DEAD_LETTER:
+            found.letters.append(letter)
+        else:
+            found.numbers.add(number)
+    return found
 
 
 def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Cursors:
@@ -216,22 +236,46 @@ def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Curso
         batch_id: Number of the micro-batch.
     """
     stored = _cursor_file(spark, checkpoint, batch_id).read()
-    return Cursors({} if stored is None else msgspec.json.decode(stored, type=dict[str, tuple[int, int]]))
+    return Cursors({} if stored is None else msgspec.json.decode(stored, type=dict[str, LogPlace]))
 
 
-def audit_ends(connection: KafkaConnection, prefix: str) -> dict[int, int]:
-    """Return the end of the audit topic by partition; empty: there is no such topic. Raises Unavailable."""
-    name = ClusterTopics.of(prefix).audit
-    facts = describe(connection, [name]).get(name)
-    return {} if facts is None else dict(found_log(connection, facts).end_offset)
+def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
+    """Return the rows of a slice from a place on."""
+    offsets, ordinals = rows["kafka_offset"], rows["ordinal"]
+    is_of_later_record = pc.greater(offsets, begin.kafka_offset)
+    is_later_row = pc.and_(pc.equal(offsets, begin.kafka_offset), pc.greater_equal(ordinals, begin.ordinal))
+    return rows.filter(pc.or_(is_of_later_record, is_later_row))
+
+
+def begins_now(connection: KafkaConnection, prefix: str) -> dict[str, dict[int, int]]:
+    """Return the fields of the identity of a state that begins now: before the ends of its topics is nothing of it.
+
+    Raises:
+        Unavailable: Kafka does not answer.
+    """
+    topics = ClusterTopics.of(prefix)
+    fields = {"audit_from": topics.audit, "queue_log_from": topics.queue_log}
+    found = describe(connection, list(fields.values()))
+    return {
+        field: dict(found_log(connection, facts).end_offset)
+        for field, name in fields.items()
+        if (facts := found.get(name)) is not None
+    }
 
 
 def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopFile:
     return HadoopFile(spark, f"{checkpoint}/cursors/{batch_id}")
 
 
-def _heads(frame: DataFrame) -> Iterator[tuple[Place, EntryKey | UnitsKey, int, bytes]]:
-    """Yield (place, key, table number, value of a dead letter) of each entry, in the order of the topic."""
+def audit_key(key: bytes) -> EntryKey | UnitsKey | None:
+    """Decode the key of an entry; None: it is of the version before. Raises struct.error for one that is too short."""
+    if not key.startswith(KEY_FORMAT):
+        return None
+    return UnitsKey.decode(key) if key[-1] == EntryKind.UNITS else EntryKey.decode(key)
+
+
+def _heads(frame: DataFrame) -> Iterator[Head]:
+    """Yield the head of each entry, in the order of the topic."""
     is_letter = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.DEAD_LETTER,)))
     heads = frame.select(
         "partition",
@@ -243,10 +287,10 @@ def _heads(frame: DataFrame) -> Iterator[tuple[Place, EntryKey | UnitsKey, int, 
     for partition, offset, key, number, letter in sorted(
         zip(*(column.to_pylist() for column in heads.columns), strict=True)
     ):
-        yield (partition, offset), (UnitsKey if key[-1] == EntryKind.UNITS else EntryKey).decode(key), number[0], letter
+        yield (partition, offset), audit_key(key), number[0], letter
 
 
-def _without(spark: SparkSession, frame: DataFrame, repeated: list[Place]) -> DataFrame:
+def _without(spark: SparkSession, frame: DataFrame, repeated: list[AuditOffset]) -> DataFrame:
     if not repeated:
         return frame
     partitions, offsets = zip(*repeated, strict=True)

@@ -17,9 +17,17 @@ from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["CheckpointIdentity", "identity_of_checkpoint", "require_new", "stored_identity", "write_identity"]
+__all__ = [
+    "CheckpointIdentity",
+    "identity_of_checkpoint",
+    "owned_identity",
+    "require_new",
+    "stored_identity",
+    "write_identity",
+]
 
-FORMAT = 1
+FORMAT = 2
+"""1: entries in the audit topic were numbered by the writes of their shard."""
 FILE_NAME = "popstream.json"
 
 
@@ -37,6 +45,7 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
         first_offset: Of a state that came from elsewhere: the first Kafka offset that it decides here, by partition.
         since_loss: Of such a state: its epochs since a restore with losses, to which the log alone does not lead.
         audit_from: By partition of the audit topic, its end when this state began: entries before it are of others.
+        queue_log_from: The same of the log of queues, whose records before it may lack their beginning.
     """
 
     format: int
@@ -49,6 +58,7 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
     first_offset: dict[int, int] = {}
     since_loss: list[str] = []
     audit_from: dict[int, int] = {}
+    queue_log_from: dict[int, int] = {}
 
     @property
     def epochs(self) -> tuple[str, ...]:
@@ -93,33 +103,61 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity_of_checkpoint(
-    spark: SparkSession,
-    checkpoint: str,
-    prefix: str,
-    ops: TopicFacts,
-    audit_ends: Callable[[], dict[int, int]] = dict,
-) -> CheckpointIdentity:
-    """Return the identity of a checkpoint; a new one gets one.
+    spark: SparkSession, checkpoint: str, prefix: str, ops: TopicFacts
+) -> CheckpointIdentity | None:
+    """Return the identity of a checkpoint; None: it is new.
 
     Args:
         spark: A session.
         checkpoint: Path or URL of the state.
         prefix: Prefix of the job's topics.
         ops: Its ops topic.
-        audit_ends: Returns the end of the audit topic by partition.
 
     Raises:
-        Invalid: It belongs to another prefix, or another program made it.
+        Invalid: It belongs to another prefix, or another program or version made it.
         Corrupt: The ops topic is not the one that it was decided from, or its file cannot be read.
         Unavailable: The place cannot be reached.
     """
     identity = stored_identity(spark, checkpoint)
     if identity is None:
         require_new(spark, checkpoint)
-        identity = CheckpointIdentity.new(prefix, ops, audit_from=audit_ends())
-        write_identity(spark, checkpoint, identity)
     else:
         identity.require(checkpoint, prefix, ops)
+    return identity
+
+
+def owned_identity(
+    spark: SparkSession,
+    checkpoint: str,
+    prefix: str,
+    ops: TopicFacts,
+    *,
+    take: Callable[[CheckpointIdentity], None],
+    begins: Callable[[], dict[str, dict[int, int]]],
+) -> CheckpointIdentity:
+    """Return the identity of a checkpoint whose job owns the prefix; a new one is made, and stored once it does.
+
+    A job that was refused leaves nothing, as another one decides meanwhile: a later start begins after that.
+
+    Args:
+        spark: A session.
+        checkpoint: Path or URL of the state.
+        prefix: Prefix of the job's topics.
+        ops: Its ops topic.
+        take: Takes the prefix for a state, or raises.
+        begins: Returns the fields of a new identity that say where its topics end now.
+
+    Raises:
+        Invalid: It belongs to another prefix, or another program or version made it.
+        Corrupt: The ops topic is not the one that it was decided from, or its file cannot be read.
+        Unavailable: The place cannot be reached.
+    """
+    stored = identity_of_checkpoint(spark, checkpoint, prefix, ops)
+    identity = stored or CheckpointIdentity.new(prefix, ops)
+    take(identity)
+    if stored is None:
+        identity = msgspec.structs.replace(identity, **begins())
+        write_identity(spark, checkpoint, identity)
     return identity
 
 
@@ -142,7 +180,12 @@ def stored_identity(spark: SparkSession, checkpoint: str) -> CheckpointIdentity 
     except DECODE_ERRORS as error:
         message = f"{file.url} is damaged: restore it from a copy of the checkpoint"
         raise Corrupt(message, subject=file.url) from error
-    message = f"{file.url} has format {fields.get('format')!r}: it was made by another version, which must run it"
+    message = (
+        f"{file.url} has format {fields.get('format')!r}, and this version reads {FORMAT}: it was made by another"
+        " version, which must run it. To go on with this one, stop the job, take a snapshot with that version by"
+        f" `popstream snapshot --checkpoint {checkpoint}`, and begin a new checkpoint with it by"
+        " `popstream migrate to-cluster --snapshot`"
+    )
     raise Invalid(message, subject=file.url)
 
 

@@ -19,17 +19,18 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit_query import QUERY as AUDIT
-from pipelines.cluster.audit_query import AuditQuery, audit_ends
-from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
+from pipelines.cluster.audit_query import AuditQuery, begins_now
+from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
 from pipelines.cluster.cluster_answers import ClusterAnswers
 from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.committed import Committed, last_committed
 from pipelines.cluster.deadline_ticker import DeadlineTicker
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
 from pipelines.cluster.driver_watch import DriverWatch
-from pipelines.cluster.kept_query import KeptQuery, stop_between_batches
+from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.migration.to_cluster import beginning_of
+from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
 from pipelines.http_api.http_server import HttpServer
@@ -95,9 +96,11 @@ class ClusterJob:
         self.connection = connection
         self._spark = spark
         self._take_over = take_over
+        self._state_epoch = ""
         self._failure: BaseException | None = None
         self._is_stopping = False
         self._ended = threading.Event()
+        self._queries = RunningQueries()
         self._stack = contextlib.ExitStack()
         self.topics = Topics.of(settings.topic_prefix)
         self.internal = ClusterTopics.of(settings.topic_prefix)
@@ -118,9 +121,18 @@ class ClusterJob:
             internal = ensure_cluster_topics(self.connection, self.internal, self.cluster.audit_partitions)
             ops, results = facts[self.topics.ops], facts[self.topics.results]
             prefix = self.settings.topic_prefix
-            audit_now = functools.partial(audit_ends, self.connection, prefix)
-            identity = identity_of_checkpoint(self._spark, self.cluster.checkpoint, prefix, ops, audit_now)
-            ownership = self._take_prefix(identity)
+            ownership = self._ownership(ops)
+            identity = owned_identity(
+                self._spark,
+                self.cluster.checkpoint,
+                prefix,
+                ops,
+                take=functools.partial(self._take_prefix, ownership),
+                begins=lambda: begins_now(self.connection, prefix),
+            )
+            guard = OwnershipGuard(lambda: ownership.valid_for_s, self._lose, prefix)
+            guard.start()
+            self._stack.callback(guard.stop)
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
             deciding = checkpoint_of(self.cluster.checkpoint)
@@ -137,6 +149,7 @@ class ClusterJob:
                     self._shard_settings(identity, results.partition_count),
                     prefix=self.settings.topic_prefix,
                     audit_partitions=internal[self.internal.audit].partition_count,
+                    state_epoch=identity.state_epoch,
                     records_per_batch_max=self.settings.records_per_batch_max,
                     tasks=self.cluster.tasks,
                     checkpoint=deciding,
@@ -158,6 +171,7 @@ class ClusterJob:
                     rejected_heads=self.settings.rejected_heads,
                 ).start,
                 AUDIT,
+                self._queries,
             )
             audit.start()
             self._stack.callback(audit.stop)
@@ -209,6 +223,11 @@ class ClusterJob:
             _log.error("job_failed", error=str(self._failure), kind=type(error).__name__)
         self._ended.set()
 
+    def _lose(self, error: BaseException) -> None:
+        """End because the job may decide no more: at once, and not when a micro-batch has ended."""
+        self._fail(error)
+        self._queries.stop_at_once()
+
     def _shard_settings(self, identity: CheckpointIdentity, results_partitions: int) -> ShardSettings:
         shards_per_task = -(-identity.ops_partitions // self.cluster.tasks)
         return ShardSettings(
@@ -221,19 +240,22 @@ class ClusterJob:
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
         )
 
-    def _take_prefix(self, identity: CheckpointIdentity) -> PrefixOwnership:
-        ownership = PrefixOwnership(
+    def _ownership(self, ops: TopicFacts) -> PrefixOwnership:
+        return PrefixOwnership(
             self.settings.topic_prefix,
             OwnerLog(self.connection, self.topics.owner, Owner),
             folder=self.cluster.checkpoint,
-            place=self.cluster.checkpoint,
-            ops_topic_id=identity.ops_topic_id,
-            state_epoch=lambda: identity.state_epoch,
-            on_failure=self._fail,
+            # Of this driver alone: a second one on the same checkpoint waits whether this one is silent.
+            place=f"{self.cluster.checkpoint} {uuid.uuid4().hex}",
+            ops_topic_id=ops.topic_id,
+            state_epoch=lambda: self._state_epoch,
+            on_failure=self._lose,
         )
+
+    def _take_prefix(self, ownership: PrefixOwnership, identity: CheckpointIdentity) -> None:
+        self._state_epoch = identity.state_epoch
         self._stack.callback(ownership.release)
         ownership.take(identity.epochs, take_over=self._take_over)
-        return ownership
 
     def _start_message_queues(self, identity: CheckpointIdentity, internal: dict[str, TopicFacts]) -> None:
         if not self.settings.message_globs:
@@ -270,7 +292,7 @@ class ClusterJob:
             self._stack.enter_context(HttpServer(listeners))
 
     def _watch(self, query: StreamingQuery) -> None:
-        self._stack.callback(stop_between_batches, query)
+        self._stack.callback(self._queries.end, self._queries.add(query))
         threading.Thread(target=self._await, args=(query,), name="query-watch", daemon=True).start()
 
     def _await(self, query: StreamingQuery) -> None:

@@ -1,6 +1,5 @@
 """The query that decides: the ops topic through one shard for each of its partitions, to the Kafka sink."""
 
-import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.record_columns import record_columns
-from connectors.kafka.spark_source import source_options
+from connectors.kafka.spark_source import source_options, starting_offsets
 from pipelines.cluster.outgoing import OUTGOING_SCHEMA
 from pipelines.cluster.outgoing_query import start_outgoing
 from pipelines.cluster.packed_records import PACKED_SCHEMA, pack
@@ -49,6 +48,7 @@ def start_decide_query(
     *,
     prefix: str,
     audit_partitions: int,
+    state_epoch: str,
     records_per_batch_max: int,
     tasks: int,
     checkpoint: str,
@@ -62,6 +62,7 @@ def start_decide_query(
         settings: What all shards decide by.
         prefix: Prefix of the job's topics.
         audit_partitions: Partitions of the audit topic.
+        state_epoch: Identity of the state.
         records_per_batch_max: Records of a micro-batch at most.
         tasks: Tasks that read the log.
         checkpoint: Path or URL of the query's checkpoint.
@@ -71,7 +72,7 @@ def start_decide_query(
     keys = f.array(*(f.lit(key).cast("int") for key in shard_keys(spark, settings.ops_partitions)))
     keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), "payload")
     outgoing = keyed.groupBy("shard").transformWithState(
-        ShardProcessor(settings, connection, prefix, audit_partitions),
+        ShardProcessor(settings, connection, prefix, audit_partitions, state_epoch),
         OUTGOING_SCHEMA,
         "append",
         "none",
@@ -88,14 +89,11 @@ def _records(
     beginning: Beginning | None,
 ) -> DataFrame:
     ops = Topics.of(prefix).ops
-    starting = "earliest"
-    if beginning is not None:
-        starting = json.dumps({ops: {str(number): at for number, at in beginning.first_offset.items()}})
     frame = (
         spark.readStream.format("kafka")
         .options(**source_options(connection))
         .option("subscribe", ops)
-        .option("startingOffsets", starting)
+        .option("startingOffsets", starting_offsets(ops, {} if beginning is None else beginning.first_offset))
         .option("maxOffsetsPerTrigger", records_per_batch_max)
         .load()
     )

@@ -1,4 +1,4 @@
-"""Keeps a query running: when it fails, it is started again after a pause, and goes on with its checkpoint."""
+"""The queries of a job: how they end, and one that is started again when it fails."""
 
 import threading
 import time
@@ -9,11 +9,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.spark_errors import spark_text
 
-__all__ = ["KeptQuery", "stop_between_batches"]
+__all__ = ["KeptQuery", "RunningQueries"]
 
 _log = structlog.get_logger(__name__)
 
 STOP_S = 20.0
+POLL_S = 0.05
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 60.0
 STEADY_S = 120.0
 """A query that has run as long failed for another reason than the one before: the pauses begin anew."""
@@ -22,13 +23,17 @@ STEADY_S = 120.0
 class KeptQuery:
     """A query that the job can do without for a while.
 
+    When it fails, it is started again after a pause, and goes on with its checkpoint.
+
     Args:
         start: Starts the query.
         name: For the log.
+        queries: Those of the job.
     """
 
-    def __init__(self, start: Callable[[], StreamingQuery], name: str) -> None:
+    def __init__(self, start: Callable[[], StreamingQuery], name: str, queries: "RunningQueries") -> None:
         self._start = start
+        self._queries = queries
         self._name = name
         self._query: StreamingQuery | None = None
         self._stopping = threading.Event()
@@ -44,18 +49,18 @@ class KeptQuery:
         """Stop both."""
         self._stopping.set()
         if self._query is not None:
-            stop_between_batches(self._query)
+            self._queries.end(self._query)
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
         pause_s = PAUSE_S_MIN
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._queries.are_over):
             began_s = time.monotonic()
             try:
-                self._query = self._start()
+                self._query = self._queries.add(self._start())
                 self._query.awaitTermination()
             except Exception as error:  # noqa: BLE001 - whatever ends a query, its checkpoint says where to go on
-                if self._stopping.is_set():
+                if self._stopping.is_set() or self._queries.are_over:
                     return
                 self.failures += 1
                 if time.monotonic() - began_s > STEADY_S:
@@ -68,9 +73,43 @@ class KeptQuery:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 
-def stop_between_batches(query: StreamingQuery) -> None:
-    """Stop a query between two micro-batches, if that does not take long: one in the middle would be repeated."""
-    deadline_s = time.monotonic() + STOP_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    query.stop()
+class RunningQueries:
+    """The queries of a job. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._queries: list[StreamingQuery] = []
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    @property
+    def are_over(self) -> bool:
+        """Whether `stop_at_once` was called: what is started after it is stopped."""
+        return self._over.is_set()
+
+    def add(self, query: StreamingQuery) -> StreamingQuery:
+        """Take a query that was started, in the order in which they are stopped at once; return it."""
+        with self._lock:
+            self._queries = [each for each in self._queries if each.isActive]
+            self._queries.append(query)
+        if self._over.is_set():
+            query.stop()
+        return query
+
+    def end(self, query: StreamingQuery) -> None:
+        """Stop a query between two micro-batches, if that does not take long: one in the middle would be repeated."""
+        deadline_s = time.monotonic() + STOP_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline_s:
+            if self._over.wait(POLL_S):
+                break
+        query.stop()
+
+    def stop_at_once(self) -> None:
+        """Stop all queries in the middle of what they do: the job may decide no more."""
+        self._over.set()
+        with self._lock:
+            queries = list(self._queries)
+        for query in queries:
+            try:
+                query.stop()
+            except Exception as error:  # noqa: BLE001 - the other queries have to stop as well
+                _log.warning("query_not_stopped", query=query.name, error=spark_text(error))

@@ -23,7 +23,7 @@ from connectors.kafka.spark_source import sink_options
 from pipelines.build_units.queue_change import LogFacts, Queue, updated
 from pipelines.cluster.keyed_log import KeyedLog
 from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated, encode_log_record
-from pipelines.cluster.queue_shard import QueueMeta
+from pipelines.cluster.queue_shard import BuiltQueue, QueueMeta
 from pipelines.cluster.scan_records import SCANS_SCHEMA, ScanSpan, scan_packer
 from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
 from popstream.exchange.resilient_producer import close_producer
@@ -54,12 +54,15 @@ class LogQueueWriter:
         internal: The topics of a job on a cluster.
         partitions: Partitions of the log of queues.
         tasks: Tasks that read a micro-batch at most.
+        state_epoch: Identity of the state that has the queues.
 
     Raises:
         Unavailable: Kafka does not answer; also each method.
     """
 
-    def __init__(self, connection: KafkaConnection, internal: ClusterTopics, partitions: int, tasks: int) -> None:
+    def __init__(
+        self, connection: KafkaConnection, internal: ClusterTopics, partitions: int, tasks: int, state_epoch: str
+    ) -> None:
         self.lock = threading.RLock()
         self.queues: dict[Queue, ConsumeQueue] = {}
         """By their ends, what is written to the log; counts are unknown."""
@@ -67,6 +70,7 @@ class LogQueueWriter:
         self._log_topic = internal.queue_log
         self._partitions = partitions
         self._tasks = tasks
+        self._state_epoch = state_epoch
         self._packed: DataFrame | None = None
         self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", enable_idempotence=True)
         self._built = KeyedLog(connection, internal.queues)
@@ -163,7 +167,14 @@ class LogQueueWriter:
         is_behind = False
         for queue, meta in self._news():
             known, built = self.queues.get(queue), meta.record
-            if not meta.is_behind or known is None or built is None or built.topic_id != known.topic_id:
+            if not meta.is_behind or known is None:
+                continue
+            if built is None:
+                _log.error("queue_log_lost", topic=queue[0], queue_id=queue[1], again_from=known.start_offset)
+                del self.queues[queue]  # so it begins anew
+                is_behind = True
+                continue
+            if built.topic_id != known.topic_id:
                 continue
             if built.end_offset < known.end_offset:
                 _log.error("queue_log_lost", topic=queue[0], queue_id=queue[1], again_from=built.end_offset)
@@ -172,7 +183,10 @@ class LogQueueWriter:
         return is_behind
 
     def _news(self) -> Iterable[tuple[Queue, QueueMeta]]:
-        return ((queue_of_ops_key(key), QueueMeta.decode(value)) for key, value in self._built.to_end())
+        for key, value in self._built.to_end():
+            built = BuiltQueue.decode(value)
+            if built is not None and built.state_epoch == self._state_epoch:
+                yield queue_of_ops_key(key), built.meta
 
     def _write(self, records: Iterable[tuple[Queue, LogRecord]]) -> None:
         """Write records, and wait until Kafka has them."""

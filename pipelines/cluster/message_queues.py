@@ -71,11 +71,20 @@ class MessageQueues:
         with self._stack:
             prefix = self._settings.topic_prefix
             query = start_units_query(
-                self._spark, self._connection, self._unit_settings(), prefix=prefix, checkpoint=self._checkpoint
+                self._spark,
+                self._connection,
+                self._unit_settings(),
+                prefix=prefix,
+                begins=self._identity.queue_log_from,
+                checkpoint=self._checkpoint,
             )
             self._stack.callback(query.stop)
             writer = LogQueueWriter(
-                self._connection, self._topics, self._partitions[self._topics.queue_log], self._tasks
+                self._connection,
+                self._topics,
+                self._partitions[self._topics.queue_log],
+                self._tasks,
+                self._identity.state_epoch,
             )
             self._stack.callback(writer.close)
             # Of each query of the reader only the plan of a micro-batch is used, and the driver alone writes it.

@@ -6,11 +6,12 @@
     cluster_audit       EntryKey                               audit rows or a dead letter, as in entry.py
     cluster_deadlines   partition of the ops topic, decimal    MessagePack of Deadlines
 
-The entries of a shard are in one partition of `cluster_audit`, in the order of (apply_seq, ordinal).
+The entries of a shard are in one partition of `cluster_audit`, those of each table in the order of the log. Nothing in
+a key depends on how the log was cut into micro-batches, nor on the attempts that a task has taken (extent.py).
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 import msgspec
@@ -18,15 +19,17 @@ from pyspark.sql import Row
 
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
-from pipelines.cluster.shard import QueueDeadline
-from pipelines.decide_ops.entries import read_frame, read_notifications
-from pipelines.decide_ops.entry import Entry, EntryKind
+from pipelines.cluster.extent import EXTENT_BYTES, KEY_FORMAT, START, Extent
+from pipelines.cluster.shard import LETTERS, QueueDeadline, order_number
+from pipelines.decide_ops.entries import TABLE_NUMBERS, read_frame, read_notifications
+from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
 
-__all__ = ["OUTGOING_SCHEMA", "Deadlines", "EntryKey", "OutgoingRecord", "deadlines_record", "records_of"]
+__all__ = ["OUTGOING_SCHEMA", "Deadlines", "EntryKey", "OutgoingRecord", "Outlet", "deadlines_record", "records_of"]
 
 OUTGOING_SCHEMA = "topic string, partition int, key binary, value binary"
 
-_ENTRY_KEY = struct.Struct(">IQIB")
+_HEAD = struct.Struct(">IB")
+_NAMES = {number: table for table, number in TABLE_NUMBERS.items()} | {LETTERS: "dead letters"}
 
 
 class OutgoingRecord(NamedTuple):
@@ -46,34 +49,36 @@ class OutgoingRecord(NamedTuple):
 class EntryKey(NamedTuple):
     """Names an entry of the audit topic.
 
-    >>> EntryKey.decode(EntryKey(3, 17, 2, 4).encode())
-    EntryKey(ops_partition=3, apply_seq=17, ordinal=2, kind=4)
+    >>> key = EntryKey("e1", 3, 0, Extent(START, START, LogPlace(17, 2)), EntryKind.AUDIT)
+    >>> EntryKey.decode(key.encode()) == key, key.source
+    (True, '3 operations')
     """
 
+    state_epoch: str
+    """Identity of the state that decided it."""
     ops_partition: int
-    apply_seq: int
-    ordinal: int
-    """Its place among the audit entries of this write."""
+    order: int
+    """The number of its table, or LETTERS."""
+    extent: Extent
     kind: int
 
     @property
     def source(self) -> str:
-        """What the entries with a common order have in common."""
-        return str(self.ops_partition)
-
-    @property
-    def at(self) -> tuple[int, int]:
-        """Its place in that order."""
-        return self.apply_seq, self.ordinal
+        """The name of the order that its extent is of."""
+        return f"{self.ops_partition} {_NAMES[self.order]}"
 
     def encode(self) -> bytes:
-        """Four big-endian numbers."""
-        return _ENTRY_KEY.pack(*self)
+        """KEY_FORMAT, two big-endian numbers, the extent, the state epoch, and the kind as the last byte."""
+        head = KEY_FORMAT + _HEAD.pack(self.ops_partition, self.order)
+        return head + self.extent.encode() + self.state_epoch.encode() + bytes((self.kind,))
 
     @classmethod
     def decode(cls, key: bytes) -> Self:
-        """Decode a key. Raises struct.error for other lengths."""
-        return cls._make(_ENTRY_KEY.unpack(key))
+        """Decode a key. Raises struct.error for one that is too short."""
+        partition, order = _HEAD.unpack_from(key, 1)
+        extent_end = 1 + _HEAD.size + EXTENT_BYTES
+        extent = Extent.decode(key[1 + _HEAD.size : extent_end])
+        return cls(key[extent_end:-1].decode(), partition, order, extent, key[-1])
 
 
 class Deadlines(msgspec.Struct, array_like=True):
@@ -88,22 +93,51 @@ class Deadlines(msgspec.Struct, array_like=True):
     queues: list[QueueDeadline]
 
 
+class Outlet(NamedTuple):
+    """Where the entries of a shard go.
+
+    Attributes:
+        state_epoch: Identity of the state.
+        ops_partition: The partition of the ops topic.
+        topics: The topics of every job.
+        internal: Those of a job on a cluster.
+        audit_partitions: Partitions of the audit topic.
+    """
+
+    state_epoch: str
+    ops_partition: int
+    topics: Topics
+    internal: ClusterTopics
+    audit_partitions: int
+
+
 def records_of(
-    entries: Iterable[Entry], ops_partition: int, topics: Topics, internal: ClusterTopics, audit_partitions: int
+    entries: Iterable[PlacedEntry], outlet: Outlet, committed: Mapping[int, LogPlace], begins: Mapping[int, LogPlace]
 ) -> Iterator[OutgoingRecord]:
-    """Yield the records that the entries of a shard become."""
-    ordinals: dict[int, int] = {}
+    """Yield the records that the entries of a shard become.
+
+    Args:
+        entries: In their order.
+        outlet: Where they go.
+        committed: How far each order had left (`ShardMeta.ends`) when the micro-batch began.
+        begins: The same when the first entry was made.
+    """
+    ends = dict(begins)
+    topics, partition = outlet.topics, outlet.ops_partition
     for entry in entries:
         if entry.kind == EntryKind.ANSWERS:
-            partition, frame = read_frame(entry.value)
-            yield OutgoingRecord(topics.results, partition, None, frame)
+            reply_to, frame = read_frame(entry.value)
+            yield OutgoingRecord(topics.results, reply_to, None, frame)
         elif entry.kind == EntryKind.NOTIFICATIONS:
             for key, value in read_notifications(entry.value):
                 yield OutgoingRecord(topics.notifications, None, key, value)
         else:
-            ordinal = ordinals[entry.apply_seq] = ordinals.get(entry.apply_seq, -1) + 1
-            key = EntryKey(ops_partition, entry.apply_seq, ordinal, entry.kind).encode()
-            yield OutgoingRecord(internal.audit, ops_partition % audit_partitions, key, entry.value)
+            assert entry.end is not None, "rows and letters have places"
+            order = order_number(entry)
+            extent = Extent(committed.get(order, START), ends.get(order, START), entry.end)
+            ends[order] = entry.end
+            name = EntryKey(outlet.state_epoch, partition, order, extent, entry.kind).encode()
+            yield OutgoingRecord(outlet.internal.audit, partition % outlet.audit_partitions, name, entry.value)
 
 
 def deadlines_record(

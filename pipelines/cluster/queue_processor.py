@@ -16,7 +16,7 @@ from pipelines.build_units.accepted_ids import DedupRule, MemoryIds
 from pipelines.build_units.queue_change import Queue
 from pipelines.cluster.outgoing import OutgoingRecord
 from pipelines.cluster.queue_log import decode_log_record
-from pipelines.cluster.queue_shard import BuiltUnits, QueueMeta, QueueShard
+from pipelines.cluster.queue_shard import BuiltQueue, BuiltUnits, QueueMeta, QueueShard
 from pipelines.cluster.spark_maps import BYTES, SparkMap
 from pipelines.cluster.unit_entries import unit_records
 from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
@@ -82,7 +82,7 @@ class QueueProcessor(StatefulProcessor):
         ordered = sorted((row.log_offset, bytes(row.value)) for row in rows)
         gc.disable()  # many objects and no cycles: a collection now would only cost time
         try:
-            built = shard.apply(decode_log_record(value) for _, value in ordered)
+            built = shard.apply((log_offset, decode_log_record(value)) for log_offset, value in ordered)
         finally:
             gc.enable()
         if shard.meta == before:
@@ -90,26 +90,30 @@ class QueueProcessor(StatefulProcessor):
             return
         self._meta.update((shard.meta.encode(),))
         _keep(place, shard)
-        for record in self._outgoing(queue, name, shard.meta, built):
+        for record in self._outgoing(queue, name, before, shard.meta, built):
             yield record.row
 
     def close(self) -> None:
         """Do nothing: Spark closes the state."""
 
-    def _outgoing(self, queue: Queue, name: str, meta: QueueMeta, built: BuiltUnits) -> Iterator[OutgoingRecord]:
+    def _outgoing(
+        self, queue: Queue, name: str, before: QueueMeta, meta: QueueMeta, built: list[BuiltUnits]
+    ) -> Iterator[OutgoingRecord]:
+        settings = self._settings
         key = ops_key(*queue)
-        partition = partition_of(key, self._settings.ops_partitions)
-        for number, command in enumerate(built.commands):
-            value = self._encoded(command, meta.build_seq, number)
-            yield OutgoingRecord(self._topics.ops, partition, key, value)
+        partition = partition_of(key, settings.ops_partitions)
+        for each in built:
+            for number, command in enumerate(each.commands):
+                value = self._encoded(command, each.log_offset, number)
+                yield OutgoingRecord(self._topics.ops, partition, key, value)
         yield from unit_records(
-            queue, meta.build_seq, built.units, self._internal.audit, self._settings.audit_partitions
+            queue, settings.state_epoch, built, before.end, self._internal.audit, settings.audit_partitions
         )
-        yield OutgoingRecord(self._internal.queues, 0, name.encode(), meta.encode())
+        yield OutgoingRecord(self._internal.queues, 0, name.encode(), BuiltQueue(settings.state_epoch, meta).encode())
 
-    def _encoded(self, command: Command, build_seq: int, number: int) -> bytes:
+    def _encoded(self, command: Command, log_offset: int, number: int) -> bytes:
         """Return an operation with an op_id, which is the same when a task is repeated."""
-        op_id = f"build-{self._settings.state_epoch}-{build_seq}-{number}"
+        op_id = f"build-{self._settings.state_epoch}-{log_offset}-{number}"
         value = encode_command(msgspec.structs.replace(command, op_id=op_id))
         admin_key = self._settings.admin_key
         if admin_key is None or not isinstance(command, AdminCommand):

@@ -15,32 +15,37 @@ import msgspec
 import structlog
 
 from broker_state.consume_queue import ConsumeQueue, Place, Revision, Scan, Units, place_key, truncate
-from broker_state.store.value_format import StoredRecord
+from broker_state.store.value_format import FORMAT_1, StoredRecord, read_stored
 from pipelines.build_consume_queue.unit_columns import units_by_queue
 from pipelines.build_units.accepted_ids import DedupRule, IdCounts, MemoryIds, accepted_ids
 from pipelines.build_units.queue_change import LogFacts, Queue, QueueChange, appended, updated
 from pipelines.cluster.arrow_slices import read_slice_rows
+from pipelines.cluster.extent import START
 from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated
 from pipelines.cluster.shard_state import StoredMap
+from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command
 
-__all__ = ["BuiltUnits", "QueueMeta", "QueueShard"]
+__all__ = ["BuiltQueue", "BuiltUnits", "QueueMeta", "QueueShard"]
 
 _log = structlog.get_logger(__name__)
 
+_FORMAT_2 = b"\x02"
 REMOVED_SINGLY_MAX = 4_096
 """Places of a range that are removed without a look at which of them exist."""
 
 
 class QueueMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
-    """A queue as it is stored, and as the driver is told of it.
+    """A queue as it is stored.
 
     Attributes:
         record: The record; None: it has not begun.
-        build_seq: Number of the last write.
+        build_seq: The offset after the last record of the log of queues that has changed it.
         forgotten_early: Ids that were forgotten within the window, because there were too many.
-        is_behind: The log of queues went on above the end of the queue, so records of it are lost: read them again.
+        is_behind: The log of queues went on above the end of the queue, or before it had begun, so records of it are
+            lost: read them again.
+        end: The place after the last unit that has left for the table (unit_entries.py).
     """
 
     STORED_AS: ClassVar[str] = "queue"
@@ -49,17 +54,47 @@ class QueueMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
     build_seq: int = 0
     forgotten_early: int = 0
     is_behind: bool = False
+    end: LogPlace = START
+
+
+class BuiltQueue(msgspec.Struct, array_like=True, frozen=True):
+    """A queue as a driver is told of it, in `<prefix>.cluster_queues`.
+
+    Attributes:
+        state_epoch: Identity of the state that has the queue; another one knows nothing of it.
+        meta: The queue.
+    """
+
+    state_epoch: str
+    meta: QueueMeta
+
+    def encode(self) -> bytes:
+        """Format byte and MessagePack."""
+        return _FORMAT_2 + msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> "BuiltQueue | None":
+        """Decode it; None: it is of the version before, which has states of its own.
+
+        Raises:
+            CorruptValueError: It has neither format, or other fields.
+        """
+        if value[:1] == FORMAT_1:
+            return None
+        return read_stored("built queue", _FORMAT_2, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltUnits:
-    """What a micro-batch has made of a queue.
+    """What a record of the log of queues has made of a queue.
 
     Attributes:
+        log_offset: Offset of the record.
         commands: For the ops topic, in order.
         units: New units with the record of their queue, in order.
     """
 
+    log_offset: int
     commands: list[Command] = field(default_factory=list)
     units: list[tuple[ConsumeQueue, Units]] = field(default_factory=list)
 
@@ -85,12 +120,15 @@ class QueueShard:
         self._rule = rule
         self._changed: dict[bytes, bytes | None] = {}
 
-    def apply(self, records: Iterable[LogRecord]) -> BuiltUnits:
-        """Apply records in their order, store what changed, and return what leaves."""
-        before = self.meta
-        self.meta = msgspec.structs.replace(before, is_behind=False)
-        built = BuiltUnits()
-        for record in records:
+    def apply(self, records: Iterable[tuple[int, LogRecord]]) -> list[BuiltUnits]:
+        """Apply records in their order, store what changed, and return what leaves, by the record that led to it.
+
+        Args:
+            records: Each with its offset in the log of queues.
+        """
+        all_built: list[BuiltUnits] = []
+        for log_offset, record in records:
+            before, built = self.meta, BuiltUnits(log_offset)
             match record:
                 case Began():
                     self._begin(record, built)
@@ -98,21 +136,30 @@ class QueueShard:
                     self._scan(record, built)
                 case Truncated():
                     self._truncate(record)
-        if self.meta != before:
-            early = self.meta.forgotten_early if self.ids is None else self.ids.counts.forgotten_early
-            self.meta = msgspec.structs.replace(self.meta, build_seq=before.build_seq + 1, forgotten_early=early)
+            if self.meta != before:
+                self._note_change(built)
+                all_built.append(built)
         for key, value in self._changed.items():
             if value is None:
                 self._units.remove(key)
             else:
                 self._units.put(key, value)
         self._changed.clear()
-        return built
+        return all_built
 
     def get(self, place: Place) -> bytes | None:
         """Return a value of the queue."""
         key = place_key(b"", place)
         return self._changed[key] if key in self._changed else self._units.get(key)
+
+    def _note_change(self, built: BuiltUnits) -> None:
+        units = sum(len(found) for _, found in built.units)
+        self.meta = msgspec.structs.replace(
+            self.meta,
+            build_seq=built.log_offset + 1,
+            forgotten_early=self.meta.forgotten_early if self.ids is None else self.ids.counts.forgotten_early,
+            end=LogPlace(built.log_offset, units) if units else self.meta.end,
+        )
 
     def _begin(self, began: Began, built: BuiltUnits) -> None:
         facts = LogFacts(began.topic_id, began.queue_type, began.start)
@@ -131,7 +178,10 @@ class QueueShard:
 
     def _scan(self, scanned: Scanned, built: BuiltUnits) -> None:
         known = self.meta.record
-        if known is None or known.topic_id != scanned.topic_id or scanned.end_offset <= known.end_offset:
+        if known is None:
+            self.meta = msgspec.structs.replace(self.meta, is_behind=True)
+            return
+        if known.topic_id != scanned.topic_id or scanned.end_offset <= known.end_offset:
             return
         if scanned.first_offset > known.end_offset:
             self.meta = msgspec.structs.replace(self.meta, is_behind=True)
@@ -162,7 +212,7 @@ class QueueShard:
                 gone = [key for key in {*self._units.keys(), *self._changed} if first <= key < end]
             self._changed.update(dict.fromkeys(gone))
         self._changed.update({place_key(b"", place): value for place, value in revision.writes.items()})
-        self.meta = msgspec.structs.replace(self.meta, record=revision.queue)
+        self.meta = msgspec.structs.replace(self.meta, record=revision.queue, is_behind=False)
 
     def _units_of(self, scanned: Scanned, known: ConsumeQueue) -> Units:
         if not scanned.rows:

@@ -4,8 +4,8 @@ A shard is a function of the log: what it keeps in memory between micro-batches 
 one that it left, which `ShardMeta` says.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 from sortedcontainers import SortedList
@@ -15,18 +15,20 @@ from broker_state.store.keys import read_queue_prefix
 from broker_state.store.value_format import StoredRecord
 from pipelines.cluster.shard_state import ShardMaps, ShardState
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
-from pipelines.decide_ops.entry import Entry
-from pipelines.decide_ops.ops_decider import OpsDecider
+from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
+from pipelines.decide_ops.ops_decider import Decided, OpsDecider
 from pipelines.decide_ops.order import in_one_turn, order
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
 
-__all__ = ["QueueDeadline", "Shard", "ShardMeta", "ShardSettings"]
+__all__ = ["LETTERS", "Notes", "QueueDeadline", "Shard", "ShardMeta", "ShardSettings", "order_number"]
 
 ERROR_LENGTH_MAX = 400
 DEADLINES_MAX = 256
 """Queues that the ticker is told of at a time: the next micro-batch tells of the next ones."""
+LETTERS = 254
+"""Among the numbers of tables: dead letters, which have an order of their own."""
 
 
 class ShardSettings(NamedTuple):
@@ -56,19 +58,29 @@ class ShardMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         next_offset: First undecided Kafka offset.
-        apply_seq: Number of the last write.
         first_chunk: Number of the first chunk of the window.
         end_chunk: The number that its next one gets.
         quarantined: The error by offset of each record that could not be decided.
+        ends: By number of a table, or LETTERS: the place after the last row, or letter, that has left.
     """
 
     STORED_AS: ClassVar[str] = "shard"
 
     next_offset: int = 0
-    apply_seq: int = 0
     first_chunk: int = 1
     end_chunk: int = 1
     quarantined: dict[int, str] = {}
+    ends: dict[int, LogPlace] = {}
+
+
+class Notes(Protocol):
+    """Where it is noted, durably, which record is decided, because the process has ended before."""
+
+    def begin(self, kafka_offset: int) -> bool:
+        """Note that a record is about to be decided; False: it is quarantined instead."""
+
+    def pause(self) -> None:
+        """Note that none is."""
 
 
 class QueueDeadline(NamedTuple):
@@ -109,68 +121,76 @@ class Shard:
         """Go on with the maps of the next micro-batch."""
         self._state.bind(maps)
 
-    def apply(self, records: Iterable[KafkaRecord]) -> list[Entry]:
+    def apply(self, records: Iterable[KafkaRecord], notes: Notes | None = None) -> list[PlacedEntry]:
         """Decide records, store what changed, and return what leaves.
 
-        Records that raise whenever they are decided, even alone, are quarantined: rejected from then on.
+        Records that raise whenever they are decided, even alone, are quarantined: rejected from then on. What is stored
+        and what leaves are the same with notes as without.
 
         Args:
             records: Of this partition, in any order; those that are applied already are left out.
+            notes: Where each record is noted before it is decided; None: the process has not ended before.
         """
         left = sorted(record for record in records if record.kafka_offset >= self.meta.next_offset)
-        entries: list[Entry] = []
-        self._apply(left, entries)
-        return entries
-
-    def apply_alone(self, records: Iterable[KafkaRecord], begin: Callable[[int], bool]) -> list[Entry]:
-        """Do as `apply` one record at a time, because the process has ended before.
-
-        Args:
-            records: As for `apply`.
-            begin: Called with the offset of each record before it is decided; False: it is quarantined instead.
-        """
-        entries: list[Entry] = []
-        for record in sorted(record for record in records if record.kafka_offset >= self.meta.next_offset):
-            if not begin(record.kafka_offset):
-                self._quarantined[record.kafka_offset] = "the process ended each time this record was decided"
-            self._apply([record], entries)
+        entries: list[PlacedEntry] = []
+        self._apply(left, entries, notes)
         return entries
 
     def earliest_deadlines(self) -> list[QueueDeadline]:
         """Return the queues that are due next, at most DEADLINES_MAX, in order."""
         return list(self._due.islice(0, DEADLINES_MAX))
 
-    def _apply(self, records: Sequence[KafkaRecord], entries: list[Entry]) -> None:
+    def _apply(self, records: Sequence[KafkaRecord], entries: list[PlacedEntry], notes: Notes | None) -> None:
         if not records:
             return
         decider = self._decider
         try:
-            ordered = order(decider.decode(records), {})
-            decider.prefetch(ordered)
-            decider.decide(in_one_turn(ordered))
-            made = decider.entries(self.meta.apply_seq + 1)
+            if notes is None:
+                self._decide(records)
+            else:
+                self._decide_noted(records, notes)
+            made = decider.placed_entries()
         except PopstreamError:
             raise  # the state cannot be read, for example: no record is the cause
         except Exception as error:  # noqa: BLE001 - whatever a record makes the kernel raise
             decider.give_up()
             if len(records) == 1:
                 self._quarantined[records[0].kafka_offset] = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
-                self._apply(records, entries)
+                self._apply(records, entries, notes)
                 return
             middle = len(records) // 2
-            self._apply(records[:middle], entries)
-            self._apply(records[middle:], entries)
+            self._apply(records[:middle], entries, notes)
+            self._apply(records[middle:], entries, notes)
             return
-        self._write(records)
+        self._write(records, made)
         entries += made
 
-    def _write(self, records: Sequence[KafkaRecord]) -> None:
+    def _decide(self, records: Sequence[KafkaRecord]) -> None:
+        decider = self._decider
+        ordered = order(decider.decode(records), {})
+        decider.prefetch(ordered)
+        decider.decide(in_one_turn(ordered))
+
+    def _decide_noted(self, records: Sequence[KafkaRecord], notes: Notes) -> None:
+        """Do as `_decide` one record at a time, up to its entries."""
+        decider, decided = self._decider, Decided()
+        for record in records:
+            if not notes.begin(record.kafka_offset):
+                self._quarantined[record.kafka_offset] = "the process ended each time this record was decided"
+            self._decide([record])
+            decider.placed_entries()  # the process may end here as well
+            decided.extend(decider.written())
+        notes.pause()
+        decider.decided = decided
+
+    def _write(self, records: Sequence[KafkaRecord], made: Sequence[PlacedEntry]) -> None:
         self._state.write(self._decider.overlay, max(record.timestamp_ms for record in records))
         for queue in self._decider.written().touched:
             self._note_deadline(queue.prefix)
         first_chunk, end_chunk = self._state.chunks
-        next_offset, apply_seq = records[-1].kafka_offset + 1, self.meta.apply_seq + 1
-        self.meta = ShardMeta(next_offset, apply_seq, first_chunk, end_chunk, dict(self._quarantined))
+        ends = self.meta.ends | {order_number(entry): entry.end for entry in made if entry.end is not None}
+        next_offset = records[-1].kafka_offset + 1
+        self.meta = ShardMeta(next_offset, first_chunk, end_chunk, dict(self._quarantined), ends)
 
     def _decode(self, record: KafkaRecord) -> OpRecord | Rejected:
         error = self._quarantined.get(record.kafka_offset) if self._quarantined else None
@@ -185,3 +205,8 @@ class Shard:
             due = QueueDeadline(earliest_ms, *read_queue_prefix(queue))
             self._due_by_queue[queue] = due
             self._due.add(due)
+
+
+def order_number(entry: PlacedEntry) -> int:
+    """Return of which order an entry of rows, or a dead letter, has places."""
+    return LETTERS if entry.kind == EntryKind.DEAD_LETTER else entry.value[0]

@@ -1,7 +1,8 @@
 """Notes of records that are decided alone, in a topic: what finds a record under which the Python worker ends.
 
 Spark repeats a task whose worker has ended, and after `spark.task.maxFailures` the query fails. From the third attempt
-on a shard decides one record at a time, each noted before; one under which the worker ends twice is quarantined.
+on a shard decides one record at a time, each noted before; one under which the worker ends twice is quarantined. What
+is stored and what leaves does not show it.
 """
 
 from typing import Any
@@ -51,11 +52,12 @@ class ShardAttempts:
         connection: The Kafka.
         topic: A compacted topic with one partition.
         ops_partition: The partition of the ops topic that the shard decides.
+        state_epoch: Identity of its state: another one has attempts of its own.
     """
 
-    def __init__(self, connection: KafkaConnection, topic: str, ops_partition: int) -> None:
+    def __init__(self, connection: KafkaConnection, topic: str, ops_partition: int, state_epoch: str) -> None:
         self._topic = topic
-        self._key = str(ops_partition).encode()
+        self._key = f"{ops_partition} {state_epoch}".encode()
         self._note = self._last(connection).after_its_end()
         self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", linger_ms=0)
 
@@ -65,6 +67,10 @@ class ShardAttempts:
             return False
         self._write(AloneNote(kafka_offset, self._note.deaths))
         return True
+
+    def pause(self) -> None:
+        """Note that no record is decided now."""
+        self._write(AloneNote(deaths=self._note.deaths))
 
     def end(self) -> None:
         """Note that all records are decided."""

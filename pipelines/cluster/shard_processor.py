@@ -15,13 +15,14 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
 from pipelines.cluster.migration.shard_rows import META_MAP
-from pipelines.cluster.outgoing import deadlines_record, records_of
+from pipelines.cluster.outgoing import Outlet, deadlines_record, records_of
 from pipelines.cluster.packed_records import unpack
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_attempts import WHOLE_ATTEMPTS_MAX, ShardAttempts
+from pipelines.cluster.skipped_records import require_no_records_between
 from pipelines.cluster.spark_maps import BYTES, open_maps
 from pipelines.decide_ops.decode import KafkaRecord
-from pipelines.decide_ops.entry import Entry
+from pipelines.decide_ops.entry import PlacedEntry
 from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["ShardProcessor"]
@@ -38,13 +39,15 @@ class ShardProcessor(StatefulProcessor):
         connection: The Kafka, for notes after a worker has ended twice.
         prefix: Prefix of the job's topics.
         audit_partitions: Partitions of the audit topic.
+        state_epoch: Identity of the state.
     """
 
     def __init__(
-        self, settings: ShardSettings, connection: KafkaConnection, prefix: str, audit_partitions: int
+        self, settings: ShardSettings, connection: KafkaConnection, prefix: str, audit_partitions: int, state_epoch: str
     ) -> None:
         self._settings = settings
         self._connection = connection
+        self._state_epoch = state_epoch
         self._topics = Topics.of(prefix)
         self._internal = ClusterTopics.of(prefix)
         self._audit_partitions = audit_partitions
@@ -58,7 +61,8 @@ class ShardProcessor(StatefulProcessor):
         """Decide the records of one partition."""
         records = [record for row in rows for record in unpack(row.payload)]
         partition = records[0].partition
-        shard = self._shard(partition)
+        shard = self._shard(records)
+        committed = shard.meta.ends
         gc.disable()  # many objects and no cycles: a collection now would only cost time
         try:
             entries = self._apply(shard, partition, records)
@@ -69,7 +73,8 @@ class ShardProcessor(StatefulProcessor):
             raise
         finally:
             gc.enable()
-        for record in records_of(entries, partition, self._topics, self._internal, self._audit_partitions):
+        outlet = Outlet(self._state_epoch, partition, self._topics, self._internal, self._audit_partitions)
+        for record in records_of(entries, outlet, committed, committed):
             yield record.row
         newest_ms = max(record.timestamp_ms for record in records)
         yield deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal).row
@@ -81,13 +86,13 @@ class ShardProcessor(StatefulProcessor):
         else:
             getattr(self._maps, initialState.map).put(bytes(initialState.key), bytes(initialState.value))
 
-    def _apply(self, shard: Shard, partition: int, records: list[KafkaRecord]) -> list[Entry]:
+    def _apply(self, shard: Shard, partition: int, records: list[KafkaRecord]) -> list[PlacedEntry]:
         context = TaskContext.get()
         if context is None or context.attemptNumber() < WHOLE_ATTEMPTS_MAX:
             return shard.apply(records)
-        attempts = ShardAttempts(self._connection, self._internal.attempts, partition)
+        attempts = ShardAttempts(self._connection, self._internal.attempts, partition, self._state_epoch)
         try:
-            entries = shard.apply_alone(records, attempts.begin)
+            entries = shard.apply(records, attempts)
             attempts.end()
         finally:
             attempts.close()
@@ -96,12 +101,16 @@ class ShardProcessor(StatefulProcessor):
     def close(self) -> None:
         """Do nothing: Spark closes the state."""
 
-    def _shard(self, partition: int) -> Shard:
+    def _shard(self, records: list[KafkaRecord]) -> Shard:
+        partition = records[0].partition
         stored = self._meta.get()
         meta = ShardMeta() if stored is None else ShardMeta.decode(bytes(stored[0]))
         place = self._settings.run_id, partition
         shard = _shards.get(place)
         if shard is None or shard.meta != meta:
+            if stored is not None:
+                begin = min(record.kafka_offset for record in records)
+                require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
             shard = _shards[place] = Shard(self._settings, self._maps, meta)
         else:
             shard.bind(self._maps)

@@ -144,7 +144,9 @@ class ShardState:
                 self._maps.deadlines.remove(bucket)
             else:
                 self._maps.deadlines.put(bucket, refs)
-        self._window.write(window, newest_ms)
+        # In an order of their own: that of the overlay differs between processes, and one may go on with what another
+        # has stored.
+        self._window.write(sorted(window), newest_ms)
 
 
 def _is_page_of_op_ids(key: bytes) -> bool:

@@ -15,14 +15,14 @@ from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.builder import UnitSpan
 from pipelines.cluster.arrow_slices import read_slice_rows
-from pipelines.cluster.audit_query import QUERY, stored_cursors
+from pipelines.cluster.audit_query import QUERY, audit_key, stored_cursors
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.committed import last_committed
-from pipelines.cluster.outgoing import EntryKey
 from pipelines.cluster.unit_entries import UnitsKey
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.ops_log import OpsPartitionReader, found_log
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Corrupt
 
 __all__ = ["Undelivered", "read_undelivered"]
 
@@ -67,9 +67,14 @@ def read_undelivered(
         begin = max(first.get(partition, 0), log.first_offset[partition])
         with closing(OpsPartitionReader(connection, topic, partition)) as reader:
             for record in reader.between(begin, end):
-                key = UnitsKey.decode(record.key) if record.key[-1] == EntryKind.UNITS else EntryKey.decode(record.key)
-                if not cursors.take(key):
+                key = audit_key(record.key)
+                if key is None or key.state_epoch != identity.state_epoch:
                     continue
+                try:
+                    if cursors.take(key) is None:
+                        continue
+                except Corrupt:  # rows that are in no table are what a verification reports
+                    cursors.ends[key.source] = key.extent.end
                 if isinstance(key, UnitsKey):
                     units.append(_entry(EntryKind.UNIT_SPANS, len(units), _spans_of(record.value)))
                 elif key.kind == EntryKind.AUDIT:

@@ -1,7 +1,7 @@
 """The entries of a decision; answers are signed and framed here, as they will be sent (entry.py: layout)."""
 
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -9,17 +9,25 @@ import msgspec
 
 from broker_state.kernel.context.decision import Decision
 from broker_state.store.value_format import CorruptValueError
-from connectors.delta.rows import encode_rows
+from connectors.delta.rows import encode_slices
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.decide_ops.decode import Rejected
-from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, Entry, EntryKind
+from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, Entry, EntryKind, LogPlace, PlacedEntry
 from popstream.exchange.partitioner import ops_key
 from popstream.wire.answer import Answer, encode_answer
 from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.notification import Notification
 
-__all__ = ["TABLE_NUMBERS", "entries_of", "read_frame", "read_notifications", "read_slice", "rows_by_table"]
+__all__ = [
+    "TABLE_NUMBERS",
+    "entries_of",
+    "placed_entries",
+    "read_frame",
+    "read_notifications",
+    "read_slice",
+    "rows_by_table",
+]
 
 TABLE_NUMBERS = {table: number for number, table in enumerate(AUDIT_TABLES)}
 
@@ -52,24 +60,42 @@ def entries_of(
         signer: Signs the handles in answers; None leaves them unsigned.
     """
     entries: list[Entry] = []
-
-    def add(kind: int, values: Iterable[bytes]) -> None:
-        entries.extend(Entry(kind, apply_seq, number, value) for number, value in enumerate(values))
-
-    answers = [*decision.answers, *((r.reply_to, r.answer) for r in rejected if r.answer is not None)]
-    add(EntryKind.ANSWERS, _frames(answers, results_partitions, signer))
-    add(EntryKind.NOTIFICATIONS, _notifications(decision.notifications))
-    add(EntryKind.DEAD_LETTER, (msgspec.msgpack.encode(letter) for letter in decision.dead_letters))
-    add(
-        EntryKind.AUDIT,
-        (
-            bytes((TABLE_NUMBERS[table],)) + data
-            for table, rows in rows_by_table(decision, rejected).items()
-            if rows
-            for data in encode_rows(table, rows, ENTRY_BYTES_MAX - 1)
-        ),
-    )
+    numbers: Counter[int] = Counter()
+    for kind, value, _ in placed_entries(decision, rejected, results_partitions=results_partitions, signer=signer):
+        entries.append(Entry(kind, apply_seq, numbers[kind], value))
+        numbers[kind] += 1
     return entries
+
+
+def placed_entries(
+    decision: Decision, rejected: Sequence[Rejected], *, results_partitions: int, signer: Signer | None
+) -> Iterator[PlacedEntry]:
+    """Yield the entries of a decision without a number, for a runner that has the log as the order of what leaves.
+
+    Args:
+        decision: Of its operations.
+        rejected: Its records that could not be read.
+        results_partitions: Partition count of the results topic; answers to other partitions are dropped.
+        signer: Signs the handles in answers; None leaves them unsigned.
+    """
+    answers = [*decision.answers, *((r.reply_to, r.answer) for r in rejected if r.answer is not None)]
+    for frame in _frames(answers, results_partitions, signer):
+        yield PlacedEntry(EntryKind.ANSWERS, frame)
+    for notifications in _notifications(decision.notifications):
+        yield PlacedEntry(EntryKind.NOTIFICATIONS, notifications)
+    letters: Counter[int] = Counter()
+    for letter in decision.dead_letters:
+        letters[letter.kafka_offset] += 1
+        end = LogPlace(letter.kafka_offset, letters[letter.kafka_offset])
+        yield PlacedEntry(EntryKind.DEAD_LETTER, msgspec.msgpack.encode(letter), end)
+    for table, rows in rows_by_table(decision, rejected).items():
+        done = 0
+        for count, data in encode_slices(table, rows, ENTRY_BYTES_MAX - 1):
+            done += count
+            last = rows[done - 1]
+            yield PlacedEntry(
+                EntryKind.AUDIT, bytes((TABLE_NUMBERS[table],)) + data, LogPlace(last.kafka_offset, last.ordinal + 1)
+            )
 
 
 def rows_by_table(decision: Decision, rejected: Sequence[Rejected]) -> dict[str, Sequence[Any]]:

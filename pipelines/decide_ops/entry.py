@@ -13,7 +13,7 @@ UNITS          of the builder on a cluster: units (pipelines/cluster/unit_entrie
 import struct
 from typing import NamedTuple
 
-__all__ = ["ENTRY_BYTES_MAX", "ENTRY_KEY", "Entry", "EntryKind"]
+__all__ = ["ENTRY_BYTES_MAX", "ENTRY_KEY", "Entry", "EntryKind", "LogPlace", "PlacedEntry"]
 
 ENTRY_BYTES_MAX = 256 * 1024
 
@@ -45,3 +45,23 @@ class Entry(NamedTuple):
     def key(self) -> bytes:
         """Its key in the store."""
         return ENTRY_KEY.pack(self.kind, self.apply_seq, self.number)
+
+
+class LogPlace(NamedTuple):
+    """Where a row is in the order of its table, or a dead letter among all: by the log, whatever decided it and when.
+
+    Attributes:
+        kafka_offset: Offset of the record that caused it.
+        ordinal: Its number among those that the record caused.
+    """
+
+    kafka_offset: int
+    ordinal: int
+
+
+class PlacedEntry(NamedTuple):
+    """What an `Entry` has but for its number, with the place that follows its last row or letter; None: it has none."""
+
+    kind: int
+    value: bytes
+    end: LogPlace | None = None

@@ -12,14 +12,17 @@ from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import CACHE_BYTES, Kv, Overlay
 from pipelines.decide_ops.decode import KafkaRecord, Rejected
-from pipelines.decide_ops.entries import entries_of, rows_by_table
-from pipelines.decide_ops.entry import Entry
+from pipelines.decide_ops.entries import entries_of, placed_entries, rows_by_table
+from pipelines.decide_ops.entry import Entry, PlacedEntry
 from pipelines.decide_ops.order import Ordered, Turn
 from pipelines.decide_ops.prefetch import op_keys_of
 from popstream.wire.handle import Signer
 from popstream.wire.reason import CODE_OF_REASON, Reason
 
 __all__ = ["Decided", "OpsDecider"]
+
+_LISTS = ("operations", "deliveries", "commit_positions", "order_info", "answers", "notifications", "dead_letters")
+"""What a decision has, each in the order of the records."""
 
 
 class Decided:
@@ -41,6 +44,15 @@ class Decided:
         self.touched: set[QueueState] = set()
         self.records = 0
         self.ends: dict[int, int] = {}
+
+    def extend(self, later: "Decided") -> None:
+        """Add what was decided of later records, before the same write."""
+        for name in _LISTS:
+            getattr(self.decision, name).extend(getattr(later.decision, name))
+        self.rejected += later.rejected
+        self.touched |= later.touched
+        self.records += later.records
+        self.ends.update(later.ends)
 
     @property
     def refused(self) -> int:
@@ -108,6 +120,17 @@ class OpsDecider:
             results_partitions=self._results_partitions,
             signer=self._signer,
         )
+
+    def placed_entries(self) -> list[PlacedEntry]:
+        """Before step 5, in place of `entries`: return what leaves by its place in the log."""
+        return [
+            *placed_entries(
+                self.decided.decision,
+                self.decided.rejected,
+                results_partitions=self._results_partitions,
+                signer=self._signer,
+            )
+        ]
 
     def written(self) -> Decided:
         """After step 5: begin the next write, and return what was decided for this one."""

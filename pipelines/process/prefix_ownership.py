@@ -164,6 +164,12 @@ class PrefixOwnership:
                 self._changed.wait(min(POLL_S, deadline_s - now_s))
 
     @property
+    def valid_for_s(self) -> float:
+        """The seconds for which the last heartbeat still entitles this job to decide; not above 0: it does not."""
+        with self._changed:
+            return 0.0 if self._fenced is not None else self._confirmed_at_s + VALID_S - _now_s()
+
+    @property
     def is_fenced(self) -> bool:
         """Whether another job is known to have taken the prefix."""
         return self._fenced is not None

@@ -35,12 +35,12 @@ from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, delta_rows, unit_columns, units_by_queue
-from pipelines.cluster.audit_query import Cursors
-from pipelines.cluster.checkpoint_identity import CheckpointIdentity
+from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.extent import Cursors
 from pipelines.cluster.keyed_log import KeyedLog
 from pipelines.cluster.message_queues import MessageQueues
-from pipelines.cluster.queue_shard import QueueMeta
+from pipelines.cluster.queue_shard import BuiltQueue, QueueMeta
 from pipelines.cluster.unit_entries import UnitsKey, completed_units
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entry import EntryKind
@@ -103,7 +103,7 @@ class Lab:
         topics = Topics.of(self.prefix)
         ensure_topics(self.connection, topics, TopicSettings(ops_partitions=2, results_partitions=4))
         identity = CheckpointIdentity(
-            format=1, prefix=self.prefix, state_epoch="epoch", seed=1, ops_topic_id="id", ops_partitions=2
+            format=FORMAT, prefix=self.prefix, state_epoch="epoch", seed=1, ops_topic_id="id", ops_partitions=2
         )
         failures: list[BaseException] = []
         queues = MessageQueues(
@@ -142,7 +142,9 @@ class Lab:
     def metas(self) -> dict[Queue, QueueMeta]:
         """What the job says of its queues."""
         with KeyedLog(self.connection, f"{self.prefix}.cluster_queues") as log:
-            return {queue_of_ops_key(key): QueueMeta.decode(value) for key, value in log.to_end()}
+            return {
+                queue_of_ops_key(key): built.meta for key, value in log.to_end() if (built := BuiltQueue.decode(value))
+            }
 
     def wait(self, query: StreamingQuery | None = None) -> None:
         """Until all queues are built to the ends of their logs."""
@@ -182,7 +184,7 @@ class Lab:
         entries = [
             completed_units(record.key, record.value, "epoch").select(DELTA_SCHEMA.names)
             for record in self.records(ClusterTopics.of(self.prefix).audit)
-            if record.key[-1] == EntryKind.UNITS and cursors.take(UnitsKey.decode(record.key))
+            if record.key[-1] == EntryKind.UNITS and cursors.take(UnitsKey.decode(record.key)) is not None
         ]
         return in_order(pa.concat_tables(entries).to_pylist())
 

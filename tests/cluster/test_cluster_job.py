@@ -130,7 +130,7 @@ def require_counted_rows(root: Path) -> None:
         ({"prefix": "another"}, Invalid, "is the state of prefix 'another'"),
         ({"ops_topic_id": "gone"}, Corrupt, "was made anew since"),
         ({"ops_partitions": 7}, Corrupt, "queues would move between partitions"),
-        ({"format": 2}, Invalid, "made by another version"),
+        ({"format": 1}, Invalid, "made by another version"),
     ],
 )
 def test_a_state_of_another_job_is_refused(

@@ -78,7 +78,7 @@ def test_a_state_goes_to_a_cluster_and_back(
             prefix=topic_prefix,
             ops=ops,
             log=found_log(connection, ops),
-            audit_from={},
+            begins={},
             checkpoint=checkpoint,
         )
         assert migrated.keys == sum(1 for _ in content_of_store(store))
@@ -128,7 +128,7 @@ def test_a_state_that_cannot_be_taken_over_is_refused(
                 prefix=topic_prefix,
                 ops=ops,
                 log=log_found,  # type: ignore[arg-type]
-                audit_from={},
+                begins={},
                 checkpoint=str(tmp_path / name),
             )
 

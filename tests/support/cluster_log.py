@@ -129,6 +129,7 @@ def decide(
         settings,
         prefix=log.prefix,
         audit_partitions=1,
+        state_epoch="epoch",
         records_per_batch_max=max(1, len(log.records) // 6),
         tasks=2,
         checkpoint=checkpoint,

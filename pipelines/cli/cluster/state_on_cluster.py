@@ -14,7 +14,7 @@ from pipelines.cli.cluster.state_place import owned, state_place
 from pipelines.cli.exits import say
 from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.target import require_state
-from pipelines.cluster.audit_query import audit_ends
+from pipelines.cluster.audit_query import begins_now
 from pipelines.cluster.migration.stored_state import Migrated
 from pipelines.cluster.migration.to_cluster import migrate_to_cluster
 from pipelines.cluster.migration.to_folder import migrate_to_folder
@@ -52,7 +52,7 @@ def run_to_cluster(settings: JobSettings, checkpoint: str, *, only: str | None, 
             prefix=settings.topic_prefix,
             ops=place.ops,
             log=place.log,
-            audit_from=audit_ends(place.connection, settings.topic_prefix),
+            begins=begins_now(place.connection, settings.topic_prefix),
             checkpoint=checkpoint,
         )
     _report(migrated, f"written for the cluster to {checkpoint}", as_json=as_json)

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from broker_state.store.key_kinds import queue_of_key
 from broker_state.store.overlay import Change, Family
 from pipelines.cluster.shard import ShardMeta
@@ -92,7 +94,7 @@ def shard_rows(
             for key, value in stored.items():
                 yield ShardRow(partition, name, key, value)
         first_chunk, end_chunk = state.chunks
-        with_chunks = ShardMeta(meta.next_offset, meta.apply_seq, first_chunk, end_chunk, meta.quarantined)
+        with_chunks = msgspec.structs.replace(meta, first_chunk=first_chunk, end_chunk=end_chunk)
         yield ShardRow(partition, META_MAP, b"", with_chunks.encode())
     assert not by_partition, "every queue belongs to a partition of the ops topic"
 

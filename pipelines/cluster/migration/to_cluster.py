@@ -43,7 +43,7 @@ def migrate_to_cluster(
     prefix: str,
     ops: TopicFacts,
     log: LogFound,
-    audit_from: Mapping[int, int],
+    begins: Mapping[str, dict[int, int]],
     checkpoint: str,
 ) -> Migrated:
     """Write the state beside a new checkpoint, from which the first start of the job on the cluster takes it.
@@ -54,7 +54,7 @@ def migrate_to_cluster(
         prefix: Prefix of the job's topics.
         ops: Its ops topic.
         log: The log, as found.
-        audit_from: The end of the audit topic by partition; empty: there is no such topic.
+        begins: The fields of the identity that say where topics end now (`begins_now`).
         checkpoint: Path or URL of the state on the cluster; nothing may be there.
 
     Raises:
@@ -81,7 +81,7 @@ def migrate_to_cluster(
         former_epochs=list(applied.epochs),
         first_offset=first_offset,
         since_loss=replay_of(state).since_loss,
-        audit_from=dict(audit_from),
+        **begins,
     )
     rows = shard_rows(
         content_of_store(state),

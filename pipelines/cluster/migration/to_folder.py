@@ -29,7 +29,7 @@ def migrate_to_folder(
         folder: Folder of the embedded job.
 
     Raises:
-        Invalid: The folder has a state, or the checkpoint is of another prefix.
+        Invalid: The folder has a state, or the checkpoint has none or is of another prefix.
         Corrupt: The log is not the one that was decided, or no longer reaches back to the state.
         Unavailable: The place cannot be reached.
     """
@@ -37,6 +37,9 @@ def migrate_to_folder(
         message = f"{folder.root} has a state already: name another folder"
         raise Invalid(message, subject=str(folder.root))
     identity = identity_of_checkpoint(spark, checkpoint, prefix, ops)
+    if identity is None:
+        message = f"there is no state in {checkpoint}: name the checkpoint of the job"
+        raise Invalid(message, subject=checkpoint)
     shards = Shards.read(spark, checkpoint, identity)
     # The folder gets new tables: they have no rows of what was decided before.
     applied = shards.applied(ops.name, uuid.uuid4().hex, identity.epochs)

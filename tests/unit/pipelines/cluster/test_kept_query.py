@@ -1,24 +1,28 @@
-"""A query that is started again (kept_query.py)."""
+"""The queries of a job (kept_query.py): one that is started again, and how they end."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any, cast
 
-from pipelines.cluster import kept_query
-from pipelines.cluster.kept_query import KeptQuery
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from pipelines.cluster import kept_query, ownership_guard
+from pipelines.cluster.kept_query import KeptQuery, RunningQueries
+from pipelines.cluster.ownership_guard import OwnershipGuard
+from popstream.wire.base_errors import Unavailable
 
 
 class Query:
-    """In place of Spark's: fails at once, or runs until it is stopped."""
+    """In place of Spark's: fails at once, or runs until it is stopped, in the middle of a micro-batch or not."""
 
-    def __init__(self, *, fails: bool) -> None:
+    name = "query"
+
+    def __init__(self, *, fails: bool = False, is_busy: bool = False) -> None:
         self._fails = fails
         self._stopped = threading.Event()
-        self.status = {"isTriggerActive": False}
+        self.status = {"isTriggerActive": is_busy}
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
@@ -45,9 +49,62 @@ def test_a_query_that_fails_is_started_again_until_the_job_stops(monkeypatch: py
             running.set()
         return started[-1]
 
-    kept = KeptQuery(start, "audit")
+    kept = KeptQuery(start, "audit", RunningQueries())
     kept.start()
     assert running.wait(60)
     kept.stop()
     assert (len(started), kept.failures) == (4, 3)
     assert not started[-1].isActive
+
+
+def test_a_job_that_may_decide_no_more_does_not_wait_for_the_end_of_a_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ownership_guard, "POLL_S", 0.01)
+    queries = RunningQueries()
+    deciding, audit = Query(is_busy=True), Query(is_busy=True)
+    queries.add(cast("Any", deciding))
+    kept = KeptQuery(lambda: cast("Any", audit), "audit", queries)
+    kept.start()
+    valid_for_s = [6.0]
+    lost: list[BaseException] = []
+
+    def lose(error: BaseException) -> None:
+        lost.append(error)
+        queries.stop_at_once()
+
+    guard = OwnershipGuard(lambda: valid_for_s[0], lose, "p")
+    guard.start()
+    stopping = threading.Thread(target=queries.end, args=(deciding,))
+    stopping.start()
+    time.sleep(0.2)
+    assert stopping.is_alive(), "a stop in order waits"
+    valid_for_s[0] = 0.0
+    began_s = time.monotonic()
+    stopping.join(10)
+    assert time.monotonic() - began_s < 5 < kept_query.STOP_S
+    while not lost or audit.isActive:
+        time.sleep(0.01)
+        assert time.monotonic() - began_s < 10
+    assert not deciding.isActive
+    assert isinstance(lost[0], Unavailable)
+    late = queries.add(cast("Any", Query()))
+    assert not late.isActive
+    kept.stop()
+    assert kept.failures == 0
+    guard.stop()
+
+
+def test_a_query_that_cannot_be_stopped_keeps_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, other = Query(), Query()
+
+    def fail() -> None:
+        message = "the JVM has ended"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(stuck, "stop", fail)
+    queries = RunningQueries()
+    for query in (stuck, other):
+        queries.add(cast("Any", query))
+    queries.stop_at_once()
+    assert not other.isActive

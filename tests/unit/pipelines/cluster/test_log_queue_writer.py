@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from kafka.errors import KafkaTimeoutError
 
@@ -12,7 +13,7 @@ from connectors.kafka.cluster_topics import ClusterTopics
 from pipelines.cluster import log_queue_writer
 from pipelines.cluster.log_queue_writer import LogQueueWriter
 from pipelines.cluster.queue_log import Began, LogRecord, Truncated, decode_log_record
-from pipelines.cluster.queue_shard import QueueMeta
+from pipelines.cluster.queue_shard import BuiltQueue, QueueMeta
 from popstream.exchange.partitioner import ops_key, queue_of_ops_key
 from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic
@@ -49,8 +50,9 @@ class Kafka:
         news, self.news = self.news, []
         return iter(news)
 
-    def tell(self, queue: Queue, record: ConsumeQueue, **fields: Any) -> None:
-        self.news.append((ops_key(*queue), QueueMeta(record=record, build_seq=1, **fields).encode()))
+    def tell(self, queue: Queue, record: ConsumeQueue | None, epoch: str = "epoch", **fields: Any) -> None:
+        built = BuiltQueue(epoch, QueueMeta(record=record, build_seq=1, **fields))
+        self.news.append((ops_key(*queue), built.encode()))
 
     def take(self) -> list[tuple[Queue, LogRecord]]:
         written, self.written = self.written, []
@@ -67,7 +69,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
 
 def writer_of(kafka: Kafka) -> LogQueueWriter:
     assert kafka.written == []
-    return LogQueueWriter(KafkaConnection("kafka:9092"), ClusterTopics.of("p"), 3, 2)
+    return LogQueueWriter(KafkaConnection("kafka:9092"), ClusterTopics.of("p"), 3, 2, "epoch")
 
 
 def topics(topic_id: str, start: int = 0) -> dict[str, MessageTopic]:
@@ -109,6 +111,27 @@ def test_what_the_log_has_lost_is_read_again(kafka: Kafka) -> None:
     kafka.tell(QUEUE, ConsumeQueue("A", "simple", 0, 60, 0, 60), is_behind=True)
     assert writer.update_topics(topics("A"), {})
     assert writer.queues[QUEUE].end_offset == 60
+
+
+def test_what_another_state_has_built_is_built_again(kafka: Kafka) -> None:
+    record = ConsumeQueue("A", "simple", 0, 90, 0, 90)
+    kafka.tell(QUEUE, record, "another")
+    kafka.news.append((ops_key("orders", 1), QueueMeta(record).encode()))  # as the version before told of it
+    writer = writer_of(kafka)
+    assert writer.queues == {}
+    writer.update_topics(topics("A"), {})
+    assert kafka.take() == [(QUEUE, Began("A", "simple", 0))]
+
+
+def test_a_queue_whose_beginning_the_log_has_lost_begins_again(kafka: Kafka) -> None:
+    writer = writer_of(kafka)
+    writer.update_topics(topics("A", 7), {})
+    writer.queues[QUEUE] = msgspec.structs.replace(writer.queues[QUEUE], end_offset=400)
+    kafka.take()
+    kafka.tell(QUEUE, None, is_behind=True)
+    assert writer.update_topics(topics("A", 7), {})
+    assert kafka.take() == [(QUEUE, Began("A", "simple", 7))]
+    assert writer.queues[QUEUE].end_offset == 7
 
 
 def test_a_log_that_lost_records_truncates_its_queue(

@@ -23,6 +23,7 @@ from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA
 from pipelines.build_units.accepted_ids import DedupRule
 from pipelines.cluster import queue_shard
 from pipelines.cluster.arrow_slices import sliced
+from pipelines.cluster.extent import Cursors
 from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated, decode_log_record
 from pipelines.cluster.queue_shard import QueueMeta, QueueShard
 from pipelines.cluster.scan_records import ScanSpan, scan_packer
@@ -113,17 +114,22 @@ class OnCluster:
         self.meta = QueueMeta()
         self.shard: QueueShard | None = None
         self.rows: list[pa.Table] = []
+        self.log_end = 0
+        self.cursors = Cursors({})
 
     def apply(self, records: list[LogRecord], *, forget: bool) -> list[Command]:
+        before = self.meta.end
         ids = None if forget or self.shard is None else self.shard.ids
         self.shard = QueueShard(QUEUE, self.map, QueueMeta.decode(self.meta.encode()), RULE, ids)
-        built = self.shard.apply(records)
+        built = self.shard.apply(enumerate(records, self.log_end))
+        self.log_end += len(records)
         self.meta = self.shard.meta
-        for record in unit_records(QUEUE, self.meta.build_seq, built.units, "audit", 3):
+        for record in unit_records(QUEUE, "epoch", built, before, "audit", 3):
             assert record.key is not None
-            assert UnitsKey.decode(record.key).at[0] == self.meta.build_seq
+            assert self.cursors.take(key := UnitsKey.decode(record.key)) == key.extent.begin
+            assert key.extent.end <= self.meta.end
             self.rows.append(completed_units(record.key, record.value, "epoch").select(DELTA_SCHEMA.names))
-        return built.commands
+        return [command for each in built for command in each.commands]
 
 
 def random_units(chance: random.Random, first: int, end: int, queue_type: QueueType) -> Units:
@@ -229,6 +235,15 @@ def test_a_gap_in_the_log_is_told_and_closed_by_reading_again() -> None:
     other = OnCluster()
     other.apply([Began("id", "simple", 0), *whole], forget=False)
     assert differences(dict(cluster.map.items()), dict(other.map.items())) == []
+
+
+def test_a_scan_of_a_queue_that_has_not_begun_is_told() -> None:
+    cluster = OnCluster()
+    cluster.apply([Scanned("id", 100, 200)], forget=False)
+    assert cluster.meta.is_behind
+    assert cluster.meta.record is None
+    cluster.apply([Began("id", "simple", 0)], forget=False)
+    assert not cluster.meta.is_behind
 
 
 def test_a_type_that_a_queue_does_not_have_is_ignored() -> None:

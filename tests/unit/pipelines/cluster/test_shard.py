@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from connectors.kafka.cluster_topics import ClusterTopics
-from connectors.kafka.own_topics import Topics
-from pipelines.cluster.outgoing import EntryKey, records_of
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_state import ShardMaps
 from pipelines.decide_ops import ops_decider
@@ -53,7 +50,7 @@ def test_records_that_are_applied_are_left_out() -> None:
     assert [answer["code"] for answer in first] == [0, 0]
     again = answers(shard.apply([pop(2), pop(3), pop(4)]))
     assert [answer["op_id"] for answer in again] == ["op-4"]
-    assert (shard.meta.next_offset, shard.meta.apply_seq) == (5, 3)
+    assert shard.meta.next_offset == 5
 
 
 def test_the_ticker_learns_the_earliest_deadline_of_each_queue() -> None:
@@ -108,16 +105,6 @@ def test_a_warm_shard_makes_few_calls() -> None:
     shard.apply([pop(at) for at in range(502, 1_002)])
     # The pages of 64 offsets are half of them.
     assert calls(maps) - before <= 20
-
-
-def test_entries_of_a_write_are_numbered_in_the_order_in_which_they_leave() -> None:
-    shard = declared(memory_maps())
-    entries = [entry for at in (2, 3) for entry in shard.apply([pop(at)])]
-    records = records_of(entries, 0, Topics.of("p"), ClusterTopics.of("p"), audit_partitions=4)
-    keys = [EntryKey.decode(each.key or b"") for each in records if each.topic == "p.cluster_audit"]
-    assert keys == sorted(keys)
-    assert len({*keys}) == len(keys) >= 4
-    assert {key.apply_seq for key in keys} == {2, 3}
 
 
 def calls(maps: ShardMaps) -> int:

@@ -128,6 +128,7 @@ def eventually(what: Callable[[], object]) -> None:
 def test_an_owner_repeats_its_record_and_ends_it(lab: Lab) -> None:
     job, _ = lab.running()
     job.require()
+    assert 0 < job.valid_for_s <= VALID_S
     eventually(lambda: len(lab.topic.records) > 3)
     job.release()
     *beats, last = lab.topic.records
@@ -161,8 +162,10 @@ def test_a_copy_of_a_folder_whose_job_was_killed_waits_and_starts(lab: Lab) -> N
     copy.require()
     with pytest.raises(Unavailable, match="does not confirm that this job owns the prefix shop"):
         job.require()
+    assert job.valid_for_s <= 0
     records.is_away = False
     eventually(lambda: lab.failures)
+    assert job.valid_for_s == 0
     with pytest.raises(Fenced, match=r"has taken the prefix shop: process .* folder /q"):
         job.require()
     with pytest.raises(Fenced):
