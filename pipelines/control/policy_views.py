@@ -31,8 +31,8 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
         group: The group of the lane; None: the rules of the queue.
         origin: `group`: a policy of its own; `queue`: that of the queue; `consumers`: that with the retries that pops
             declare.
-        max_attempts: Deliveries of a message; 0: no limit.
-        back_off_ms: After the first, second, ... failed delivery; empty: none.
+        max_attempts: Deliveries of a message; 0: no limit, and of a queue what its consumers declare.
+        back_off_ms: After the first, second, ... failed delivery; empty: none, and of a queue what consumers declare.
         parked_max: Pops that may wait.
         in_flight_max: Messages that may be leased; 0: no limit.
         window_max: Of a queue, the offsets between the first hole and the last one written.

@@ -101,8 +101,8 @@ def _print(policies: Iterable[PolicyView]) -> None:
             queues,
             "" if view.group is None else escape(view.group),
             view.origin,
-            _limit(view.max_attempts),
-            ",".join(str(Duration(pause_ms)) for pause_ms in view.back_off_ms) or "none",
+            f"{view.max_attempts:,}" if view.max_attempts else _unset(view, "no limit"),
+            ",".join(str(Duration(pause_ms)) for pause_ms in view.back_off_ms) or _unset(view, "none"),
             f"{view.parked_max:,}",
             _limit(view.in_flight_max),
             ", ".join(f"{name} {limit:,}" for name, limit in view.quotas.items()) or "none",
@@ -127,6 +127,11 @@ def _ranges(numbers: Sequence[int]) -> str:
     """
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _unset(view: PolicyView, without: str) -> str:
+    """Return what holds without a rule for retries: a queue leaves them to what consumers declare."""
+    return "consumers' own" if view.group is None else without
 
 
 def _limit(limit: int) -> str:

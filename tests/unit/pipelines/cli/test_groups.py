@@ -287,7 +287,9 @@ def test_policies_are_shown_once_for_all_queues_that_share_them(
     monkeypatch.setattr(policies, "ask", answer)
     run_show_policies(FOLDER, ["orders"], None, as_json=False)
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert any("orders │ 0-1 │ │ queue │ no limit │ none │ 1,024 │ no limit │ none" in line for line in shown), shown
+    assert any(
+        "orders │ 0-1 │ │ queue │ consumers' own │ consumers' own │ 1,024 │ no limit │ none" in line for line in shown
+    ), shown
     assert any("orders │ 1 │ g │ queue │ no limit │ 5s │" in line for line in shown), shown
     run_show_policies(FOLDER, ["orders"], "g", as_json=True)
     assert msgspec.json.decode(capsys.readouterr().out, type=list[PolicyView]) == VIEWS
