@@ -53,6 +53,8 @@ class Applied(StoredRecord, msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, end_offset: Mapping[int, int], query_id: str, spark_batch_id: int) -> "Applied":
         """Return the record after one more micro-batch, which ended at `end_offset` of each of its partitions."""
+        is_forward = all(end >= self.next_offset.get(partition, 0) for partition, end in end_offset.items())
+        assert is_forward, f"a log is never decided twice: {dict(end_offset)} is before {self.next_offset}"
         return msgspec.structs.replace(
             self,
             apply_seq=self.apply_seq + 1,

@@ -122,5 +122,12 @@ class CrashLoopBreaker:
             self._apply_halves([record])
 
     def _end_of(self, records: list[KafkaRecord]) -> dict[int, int]:
-        """Return the offsets after sorted records, by partition; partitions without a record stay where they are."""
-        return {**self._next_offset(), **{record.partition: record.kafka_offset + 1 for record in records}}
+        """Return the offsets after sorted records, by partition, but none before what is applied.
+
+        Records of a half may be applied already: what is decided before the poison record is written when it has taken
+        long.
+        """
+        ends = self._next_offset().copy()
+        for record in records:
+            ends[record.partition] = max(ends.get(record.partition, 0), record.kafka_offset + 1)
+        return ends

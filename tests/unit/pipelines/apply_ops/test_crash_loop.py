@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,20 @@ import pytest
 from broker_state.kernel.fold import fold
 from broker_state.store.rocks_store import FAMILIES, META, RocksStore, StoreStopped
 from checkpoints.micro_batch_attempts import Attempts
-from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, MICRO_BATCH_ATTEMPTS_MAX
+from connectors.delta.rows import decode_rows
+from pipelines.apply_ops import micro_batch
+from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, MICRO_BATCH_ATTEMPTS_MAX, CrashLoopBreaker
 from pipelines.decide_ops import ops_decider
-from pipelines.decide_ops.entries import read_frame
+from pipelines.decide_ops.entries import read_frame, read_slice
 from pipelines.decide_ops.entry import EntryKind
+from pipelines.decide_ops.order import TurnLength
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from broker_state.kernel.context.decision import OpRecord
+    from pipelines.decide_ops.decode import KafkaRecord
 
 ROOT = Path(__file__).parents[4]
 CULPRIT = "culprit"
@@ -111,6 +116,40 @@ def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypat
     assert refused["detail"].startswith("QUARANTINED: KeyError")
     assert job.reports[-1].records == len(LOG)
     assert job.reports[-1].rejected.total() == 1
+
+
+def test_what_is_written_before_the_poison_record_is_met_is_not_decided_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempts are fast, and deciding the halves takes so long that each turn is written by itself."""
+
+    def fail() -> None:
+        message = "no such lane"
+        raise KeyError(message)
+
+    # In the last quarter of its slice, so that the first half is over when it is met.
+    pops = [{**POP, "op_id": op_id} for op_id in (*(f"before-{number}" for number in range(12)), CULPRIT, "after")]
+    log = [DECLARE, written_to(0, 19), *pops]
+    break_kernel(monkeypatch, fail)
+    halve = CrashLoopBreaker._apply_halves
+
+    def halve_slowly(breaker: CrashLoopBreaker, records: list[KafkaRecord]) -> None:
+        monkeypatch.setattr(micro_batch, "WRITE_AFTER_S", -1.0)
+        halve(breaker, records)
+
+    monkeypatch.setattr(CrashLoopBreaker, "_apply_halves", halve_slowly)
+    monkeypatch.setattr(TurnLength, "took", lambda _length, _seconds: None)
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.apply_ops._turn_length.records = 1
+        job.run(*log)
+        slices = [read_slice(entry.value) for entry in job.outbox.undelivered(EntryKind.AUDIT)]
+        rows = [
+            row for table, data in slices if table == "operations" for row in decode_rows(table, [data]).to_pylist()
+        ]
+        assert Counter(row["kafka_offset"] for row in rows) == dict.fromkeys(set(range(16)) - {14}, 1)
+        assert [place for place, _ in job.quarantine] == [(0, 14)]
+        assert job.apply_ops.applied.next_offset == {0: 16}
 
 
 def test_two_failures_that_do_not_repeat_quarantine_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
