@@ -34,7 +34,7 @@ from connectors.delta.row_totals import WrittenTotals, digest_change
 from connectors.delta.rows import with_lacking
 from connectors.delta.store import require_rewritable
 from connectors.delta.tables import TABLES, Table, table_path
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.command import Cause
 
 if TYPE_CHECKING:
@@ -261,20 +261,37 @@ def _replaced(rows: pa.Table, column: str, is_wanted: np.ndarray) -> pa.Table:
 
 def _delete_old(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) -> int:
     """Delete the files with such texts that the newest version does not have, and return their number."""
+    # In this order: a file that is committed between the two reads is live, and not only known.
+    known = {name for commit in commits_after(path, -1) for name in (*commit.added_paths, *commit.removed_paths)}
     found = read_data_files(path)
     assert found is not None, "a table does not disappear"
     live = {unquote(file.path) for file in found.files}
-    known = {name for commit in commits_after(path, -1) for name in (*commit.added_paths, *commit.removed_paths)}
     deleted = 0
     for file in sorted(path.rglob("*.parquet")):
         name = str(file.relative_to(path))
         if "_delta_log" in file.parts or name in live:
             continue
-        if name not in known and file.stat().st_mtime > time.time() - _SETTLED_AFTER_S:
+        if name not in known and _age_s(file) < _SETTLED_AFTER_S:
             continue  # somebody may be about to commit it
-        if any(mask.any() for rows in _groups(path, name) for mask in _masks(table, rows, wanted).values()):
+        if _may_have(path, table, name, wanted) and file.exists():
             deleted += 1
             if not dry_run:
-                file.unlink()
+                file.unlink(missing_ok=True)
                 sync(file.parent)
     return deleted
+
+
+def _age_s(file: Path) -> float:
+    """Return the seconds since a file was written; one that VACUUM or its writer has deleted is young."""
+    try:
+        return time.time() - file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _may_have(path: Path, table: Table, name: str, wanted: Wanted) -> bool:
+    """Return whether a file has such texts; so may one that a killed writer has left, which nobody can read."""
+    try:
+        return any(mask.any() for rows in _groups(path, name) for mask in _masks(table, rows, wanted).values())
+    except Corrupt:
+        return True

@@ -5,6 +5,7 @@ Method: tables with the totals that a job's writer sets, made without Spark.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,11 @@ def root(tmp_path: Path) -> Path:
         append_counted(tmp_path, "deliveries", [row, row._replace(ordinal=1, cause="pop")], seq)
     require_totals(tmp_path, "deliveries")
     return tmp_path
+
+
+def rejected(kafka_offset: int) -> RejectedRow:
+    head = b"\xff" + ADDRESS.encode()
+    return RejectedRow(0, kafka_offset, 0, NOW_MS, "NOT_JSON", "bad", 20, "ab", head, None, None)
 
 
 def text_of(file: Path) -> str:
@@ -221,3 +227,35 @@ def test_a_table_that_cannot_be_rewritten_is_refused(root: Path) -> None:
     with pytest.raises(Invalid, match="checkConstraints"):
         erase(root, "deliveries", Wanted(text=ADDRESS))
     assert erase(root, "operations", Wanted(text=ADDRESS)) == Erased(table="operations"), "there is none"
+
+
+def test_a_file_that_is_committed_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush commits at any place between the reads of the log."""
+    path = create_table(tmp_path, "rejected")
+    append_audit_rows(tmp_path, "rejected", [rejected(1)], 1)
+    seqs = itertools.count(2)
+    read = erasure.commits_after
+
+    def read_beside_a_flush(table: Path, version: int) -> list[Any]:
+        append_audit_rows(tmp_path, "rejected", [rejected(next(seqs))], next(seqs))
+        found = [*read(table, version)]
+        append_audit_rows(tmp_path, "rejected", [rejected(next(seqs))], next(seqs))
+        return found
+
+    monkeypatch.setattr(erasure, "commits_after", read_beside_a_flush)
+    assert erase(tmp_path, "rejected", Wanted(text=ADDRESS)).old_files == 1
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 3
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_a_killed_writer_has_left_is_deleted_once_nobody_can_commit_it(tmp_path: Path, *, is_old: bool) -> None:
+    path = create_table(tmp_path, "rejected")
+    append_audit_rows(tmp_path, "rejected", [rejected(1)], 1)
+    left = path / "op_date=2026-09-21" / "part-1.parquet"
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"PAR1 and no footer")
+    if is_old:
+        os.utime(left, (time.time() - 7_200,) * 2)
+    for dry_run in (True, False):
+        assert erase(tmp_path, "rejected", Wanted(text="nobody"), dry_run=dry_run).old_files == is_old
+        assert left.exists() == (dry_run or not is_old)
