@@ -157,7 +157,7 @@ class Shard:
             else:
                 self._decide_noted(records, notes)
             made = decider.placed_entries()
-        except PopstreamError:
+        except (PopstreamError, MemoryError, OSError):
             raise  # the state cannot be read, for example: no record is the cause
         except Exception as error:  # noqa: BLE001 - whatever a record makes the kernel raise
             decider.give_up()

@@ -20,7 +20,7 @@ from pipelines.cluster.packed_records import unpack
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_attempts import WHOLE_ATTEMPTS_MAX, ShardAttempts
 from pipelines.cluster.skipped_records import require_no_records_between
-from pipelines.cluster.spark_maps import BYTES, open_maps
+from pipelines.cluster.spark_maps import open_maps, open_value
 from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.decide_ops.entry import PlacedEntry
 from popstream.kafka_connection import KafkaConnection
@@ -55,7 +55,7 @@ class ShardProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state; called at the start of each task."""
         self._maps = open_maps(handle)
-        self._meta = handle.getValueState("meta", BYTES)
+        self._meta = open_value(handle, "meta")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
         """Decide the records of one partition."""
@@ -66,7 +66,7 @@ class ShardProcessor(StatefulProcessor):
         gc.disable()  # many objects and no cycles: a collection now would only cost time
         try:
             entries = self._apply(shard, partition, records)
-            self._meta.update((shard.meta.encode(),))
+            self._meta.put(shard.meta.encode())
         except BaseException:
             # Its memory may be ahead of the state.
             _shards.pop((self._settings.run_id, partition), None)
@@ -82,7 +82,7 @@ class ShardProcessor(StatefulProcessor):
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
         """Store one row of a state that came from elsewhere; Spark calls it with the first micro-batch."""
         if initialState.map == META_MAP:
-            self._meta.update((bytes(initialState.value),))
+            self._meta.put(bytes(initialState.value))
         else:
             getattr(self._maps, initialState.map).put(bytes(initialState.key), bytes(initialState.value))
 
@@ -104,7 +104,7 @@ class ShardProcessor(StatefulProcessor):
     def _shard(self, records: list[KafkaRecord]) -> Shard:
         partition = records[0].partition
         stored = self._meta.get()
-        meta = ShardMeta() if stored is None else ShardMeta.decode(bytes(stored[0]))
+        meta = ShardMeta() if stored is None else ShardMeta.decode(stored)
         place = self._settings.run_id, partition
         shard = _shards.get(place)
         if shard is None or shard.meta != meta:
