@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import time
 import uuid
 from typing import Self
 
@@ -24,12 +25,12 @@ from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_iden
 from pipelines.cluster.cluster_answers import ClusterAnswers
 from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.committed import Committed, last_committed
-from pipelines.cluster.deadline_ticker import DeadlineTicker
+from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
 from pipelines.cluster.driver_watch import DriverWatch
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.message_queues import MessageQueues
-from pipelines.cluster.migration.to_cluster import beginning_of
+from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
@@ -142,6 +143,9 @@ class ClusterJob:
                 tables.require_no_rows_from(
                     self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch
                 )
+                if identity.first_offset:
+                    begun = beginning_deadlines(self._spark, self.cluster.checkpoint)
+                    publish_deadlines(self.connection, self.internal, begun, int(time.time() * 1000))
             self._watch(
                 start_decide_query(
                     self._spark,

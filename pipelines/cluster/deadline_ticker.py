@@ -4,23 +4,59 @@ Timers of Spark would let results depend on when a micro-batch runs; a tick is a
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
 
 from broker_state.store.keys import NEVER_MS
+from connectors.kafka.cluster_topics import ClusterTopics
 from pipelines.apply_ops.tick_producer import TickProducer
 from pipelines.apply_ops.ticker import Ticker
-from pipelines.cluster.outgoing import Deadlines
+from pipelines.cluster.outgoing import Deadlines, deadlines_record
+from pipelines.cluster.shard import QueueDeadline
+from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Unavailable
 
-__all__ = ["DeadlineTicker"]
+__all__ = ["DeadlineTicker", "publish_deadlines"]
 
 _POLL_MS = 200
+_TIMEOUT_S = 60.0
 _decode = msgspec.msgpack.Decoder(Deadlines).decode
 
 Queue = tuple[str, int]
+
+
+def publish_deadlines(
+    connection: KafkaConnection, internal: ClusterTopics, by_shard: Mapping[int, list[QueueDeadline]], now_ms: int
+) -> None:
+    """Tell the ticker of deadlines before their shards do: each does so only when it decides a record.
+
+    Args:
+        connection: The Kafka.
+        internal: The topics of a job on a cluster.
+        by_shard: By partition of the ops topic, the queues that are due next, in order.
+        now_ms: The time, about: a tick that is sent too early changes nothing.
+
+    Raises:
+        Unavailable: Kafka does not take them.
+    """
+    try:
+        producer = KafkaProducer(**connection.for_kafka_python(), acks="all")
+        try:
+            records = [deadlines_record(queues, now_ms, shard, internal) for shard, queues in by_shard.items()]
+            sent = [
+                producer.send(each.topic, key=each.key, value=each.value, partition=each.partition) for each in records
+            ]
+            for one in sent:
+                one.get(_TIMEOUT_S)
+        finally:
+            close_producer(producer, _TIMEOUT_S)
+    except KafkaError as error:
+        message = f"{internal.deadlines} cannot be written: {error!r}"
+        raise Unavailable(message, subject=internal.deadlines) from error
 
 
 class DeadlineTicker:
