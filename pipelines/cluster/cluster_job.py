@@ -180,22 +180,21 @@ class ClusterJob:
             audit.start()
             self._stack.callback(audit.stop)
             self._start_message_queues(identity, internal)
-            self._start_ticker(ops.partition_count)
-            self._serve(
-                DriverWatch(
-                    self._spark,
-                    self.connection,
-                    self.settings,
-                    checkpoint=self.cluster.checkpoint,
-                    tables=self.cluster.tables,
-                    ops=ops,
-                    committed=committed,
-                    owner=lambda: ownership.owner,
-                    audit_failures=lambda: audit.failures,
-                    failure=lambda: self._failure,
-                    on_failure=self._fail,
-                )
+            watch = DriverWatch(
+                self._spark,
+                self.connection,
+                self.settings,
+                checkpoint=self.cluster.checkpoint,
+                tables=self.cluster.tables,
+                ops=ops,
+                committed=committed,
+                owner=lambda: ownership.owner,
+                audit_failures=lambda: audit.failures,
+                failure=lambda: self._failure,
+                on_failure=self._fail,
             )
+            self._start_ticker(ops.partition_count, watch)
+            self._serve(watch)
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
             self._stack = self._stack.pop_all()
         return self
@@ -278,10 +277,15 @@ class ClusterJob:
         self._stack.callback(queues.stop)
         self._watch(query)
 
-    def _start_ticker(self, ops_partitions: int) -> None:
+    def _start_ticker(self, ops_partitions: int, watch: DriverWatch) -> None:
         if self.settings.ticks:
             ticker = DeadlineTicker(
-                self.connection, self.internal.deadlines, self.topics.ops, ops_partitions, self._fail
+                self.connection,
+                self.internal.deadlines,
+                self.topics.ops,
+                ops_partitions,
+                watch.shards_behind,
+                self._fail,
             )
             ticker.start()
             self._stack.callback(ticker.stop)

@@ -4,7 +4,8 @@ Timers of Spark would let results depend on when a micro-batch runs; a tick is a
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -20,11 +21,12 @@ from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["DeadlineTicker", "publish_deadlines"]
+__all__ = ["DeadlineTicker", "newest_deadlines", "publish_deadlines"]
 
 _POLL_MS = 200
 _TIMEOUT_S = 60.0
 _decode = msgspec.msgpack.Decoder(Deadlines).decode
+_decode_newest_ms = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]).decode
 
 Queue = tuple[str, int]
 
@@ -59,6 +61,21 @@ def publish_deadlines(
         raise Unavailable(message, subject=internal.deadlines) from error
 
 
+def newest_deadlines(records: Iterable[Any]) -> Iterator[tuple[bytes, Deadlines]]:
+    """Yield the last deadlines of each shard, with the newest timestamp that any of its records has.
+
+    The clocks of brokers differ, so the last one need not have it; but what it says was decided is.
+    """
+    last: dict[bytes, bytes] = {}
+    newest_ms: dict[bytes, int] = {}
+    for record in records:
+        last[record.key] = record.value
+        newest_ms[record.key] = max(newest_ms.get(record.key, 0), _decode_newest_ms(record.value)[0])
+    for shard, value in last.items():
+        deadlines = _decode(value)
+        yield shard, Deadlines(newest_ms[shard], deadlines.queues)
+
+
 class DeadlineTicker:
     """Reads the deadlines topic from its beginning, and then as it grows.
 
@@ -67,6 +84,8 @@ class DeadlineTicker:
         deadlines_topic: Name of the topic with the deadlines.
         ops_topic: Name of the ops topic.
         ops_partitions: Its partitions.
+        behind: Returns the shards of which the last micro-batch has left records unread: they get no ticks, as a record
+            of the queue may follow.
         on_failure: Called with the error that ended a thread.
     """
 
@@ -76,9 +95,11 @@ class DeadlineTicker:
         deadlines_topic: str,
         ops_topic: str,
         ops_partitions: int,
+        behind: Callable[[], Collection[int]],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._connection = connection
+        self._behind = behind
         self._topic = deadlines_topic
         self._ops_topic = ops_topic
         self._ops_partitions = ops_partitions
@@ -86,6 +107,8 @@ class DeadlineTicker:
         self._ticker = Ticker(self._send, on_failure)
         self._named: dict[bytes, set[Queue]] = {}
         """The queues that the last record of each shard named."""
+        self._held_back: dict[bytes, Deadlines] = {}
+        """The last records of shards that are behind."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._read, name="deadlines", daemon=True)
         self._ticks: TickProducer | None = None
@@ -106,11 +129,22 @@ class DeadlineTicker:
             self._ticks.close()
 
     def learn(self, shard: bytes, deadlines: Deadlines) -> None:
-        """Take over the deadlines of a shard."""
+        """Take over the deadlines of a shard, or keep them until it is no longer behind."""
         due = {(each.topic, each.queue_id): each.deadline_ms for each in deadlines.queues}
         no_more = self._named.get(shard, set()) - due.keys()
         self._named[shard] = {*due}
+        self._held_back.pop(shard, None)
+        if int(shard) in self._behind():
+            self._held_back[shard] = deadlines
+            due = dict.fromkeys(due, NEVER_MS)
         self._ticker.learn({**dict.fromkeys(no_more, NEVER_MS), **due}, deadlines.newest_ms, behind=False)
+
+    def look_again(self) -> None:
+        """Take over the deadlines of shards that are no longer behind."""
+        behind = self._behind() if self._held_back else ()
+        for shard, deadlines in list(self._held_back.items()):
+            if int(shard) not in behind:
+                self.learn(shard, deadlines)
 
     def _read(self) -> None:
         consumer: KafkaConsumer | None = None
@@ -122,9 +156,9 @@ class DeadlineTicker:
             consumer.assign([partition])
             consumer.seek_to_beginning(partition)
             while not self._stopping.is_set():
-                newest = {record.key: record for record in consumer.poll(timeout_ms=_POLL_MS).get(partition, [])}
-                for record in newest.values():
-                    self.learn(record.key, _decode(record.value))
+                for shard, deadlines in newest_deadlines(consumer.poll(timeout_ms=_POLL_MS).get(partition, [])):
+                    self.learn(shard, deadlines)
+                self.look_again()
         except Exception as error:  # noqa: BLE001 - any error ends the job, which reports it
             self._on_failure(error)
         finally:
