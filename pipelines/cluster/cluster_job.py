@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import time
 import uuid
 from typing import Self
 
@@ -24,12 +25,12 @@ from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_iden
 from pipelines.cluster.cluster_answers import ClusterAnswers
 from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.committed import Committed, last_committed
-from pipelines.cluster.deadline_ticker import DeadlineTicker
+from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
 from pipelines.cluster.driver_watch import DriverWatch
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.message_queues import MessageQueues
-from pipelines.cluster.migration.to_cluster import beginning_of
+from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
@@ -142,6 +143,9 @@ class ClusterJob:
                 tables.require_no_rows_from(
                     self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch
                 )
+                if identity.first_offset:
+                    begun = beginning_deadlines(self._spark, self.cluster.checkpoint)
+                    publish_deadlines(self.connection, self.internal, begun, int(time.time() * 1000))
             self._watch(
                 start_decide_query(
                     self._spark,
@@ -176,22 +180,21 @@ class ClusterJob:
             audit.start()
             self._stack.callback(audit.stop)
             self._start_message_queues(identity, internal)
-            self._start_ticker(ops.partition_count)
-            self._serve(
-                DriverWatch(
-                    self._spark,
-                    self.connection,
-                    self.settings,
-                    checkpoint=self.cluster.checkpoint,
-                    tables=self.cluster.tables,
-                    ops=ops,
-                    committed=committed,
-                    owner=lambda: ownership.owner,
-                    audit_failures=lambda: audit.failures,
-                    failure=lambda: self._failure,
-                    on_failure=self._fail,
-                )
+            watch = DriverWatch(
+                self._spark,
+                self.connection,
+                self.settings,
+                checkpoint=self.cluster.checkpoint,
+                tables=self.cluster.tables,
+                ops=ops,
+                committed=committed,
+                owner=lambda: ownership.owner,
+                audit_failures=lambda: audit.failures,
+                failure=lambda: self._failure,
+                on_failure=self._fail,
             )
+            self._start_ticker(ops.partition_count, watch)
+            self._serve(watch)
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
             self._stack = self._stack.pop_all()
         return self
@@ -274,10 +277,15 @@ class ClusterJob:
         self._stack.callback(queues.stop)
         self._watch(query)
 
-    def _start_ticker(self, ops_partitions: int) -> None:
+    def _start_ticker(self, ops_partitions: int, watch: DriverWatch) -> None:
         if self.settings.ticks:
             ticker = DeadlineTicker(
-                self.connection, self.internal.deadlines, self.topics.ops, ops_partitions, self._fail
+                self.connection,
+                self.internal.deadlines,
+                self.topics.ops,
+                ops_partitions,
+                watch.shards_behind,
+                self._fail,
             )
             ticker.start()
             self._stack.callback(ticker.stop)

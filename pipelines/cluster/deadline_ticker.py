@@ -4,23 +4,76 @@ Timers of Spark would let results depend on when a micro-batch runs; a tick is a
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
 
 from broker_state.store.keys import NEVER_MS
+from connectors.kafka.cluster_topics import ClusterTopics
 from pipelines.apply_ops.tick_producer import TickProducer
 from pipelines.apply_ops.ticker import Ticker
-from pipelines.cluster.outgoing import Deadlines
+from pipelines.cluster.outgoing import Deadlines, deadlines_record
+from pipelines.cluster.shard import QueueDeadline
+from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Unavailable
 
-__all__ = ["DeadlineTicker"]
+__all__ = ["DeadlineTicker", "newest_deadlines", "publish_deadlines"]
 
 _POLL_MS = 200
+_TIMEOUT_S = 60.0
 _decode = msgspec.msgpack.Decoder(Deadlines).decode
+_decode_newest_ms = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]).decode
 
 Queue = tuple[str, int]
+
+
+def publish_deadlines(
+    connection: KafkaConnection, internal: ClusterTopics, by_shard: Mapping[int, list[QueueDeadline]], now_ms: int
+) -> None:
+    """Tell the ticker of deadlines before their shards do: each does so only when it decides a record.
+
+    Args:
+        connection: The Kafka.
+        internal: The topics of a job on a cluster.
+        by_shard: By partition of the ops topic, the queues that are due next, in order.
+        now_ms: The time, about: a tick that is sent too early changes nothing.
+
+    Raises:
+        Unavailable: Kafka does not take them.
+    """
+    try:
+        producer = KafkaProducer(**connection.for_kafka_python(), acks="all")
+        try:
+            records = [deadlines_record(queues, now_ms, shard, internal) for shard, queues in by_shard.items()]
+            sent = [
+                producer.send(each.topic, key=each.key, value=each.value, partition=each.partition) for each in records
+            ]
+            for one in sent:
+                one.get(_TIMEOUT_S)
+        finally:
+            close_producer(producer, _TIMEOUT_S)
+    except KafkaError as error:
+        message = f"{internal.deadlines} cannot be written: {error!r}"
+        raise Unavailable(message, subject=internal.deadlines) from error
+
+
+def newest_deadlines(records: Iterable[Any]) -> Iterator[tuple[bytes, Deadlines]]:
+    """Yield the last deadlines of each shard, with the newest timestamp that any of its records has.
+
+    The clocks of brokers differ, so the last one need not have it; but what it says was decided is.
+    """
+    last: dict[bytes, bytes] = {}
+    newest_ms: dict[bytes, int] = {}
+    for record in records:
+        last[record.key] = record.value
+        newest_ms[record.key] = max(newest_ms.get(record.key, 0), _decode_newest_ms(record.value)[0])
+    for shard, value in last.items():
+        deadlines = _decode(value)
+        yield shard, Deadlines(newest_ms[shard], deadlines.queues)
 
 
 class DeadlineTicker:
@@ -31,6 +84,8 @@ class DeadlineTicker:
         deadlines_topic: Name of the topic with the deadlines.
         ops_topic: Name of the ops topic.
         ops_partitions: Its partitions.
+        behind: Returns the shards of which the last micro-batch has left records unread: they get no ticks, as a record
+            of the queue may follow.
         on_failure: Called with the error that ended a thread.
     """
 
@@ -40,9 +95,11 @@ class DeadlineTicker:
         deadlines_topic: str,
         ops_topic: str,
         ops_partitions: int,
+        behind: Callable[[], Collection[int]],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._connection = connection
+        self._behind = behind
         self._topic = deadlines_topic
         self._ops_topic = ops_topic
         self._ops_partitions = ops_partitions
@@ -50,6 +107,8 @@ class DeadlineTicker:
         self._ticker = Ticker(self._send, on_failure)
         self._named: dict[bytes, set[Queue]] = {}
         """The queues that the last record of each shard named."""
+        self._held_back: dict[bytes, Deadlines] = {}
+        """The last records of shards that are behind."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._read, name="deadlines", daemon=True)
         self._ticks: TickProducer | None = None
@@ -70,11 +129,22 @@ class DeadlineTicker:
             self._ticks.close()
 
     def learn(self, shard: bytes, deadlines: Deadlines) -> None:
-        """Take over the deadlines of a shard."""
+        """Take over the deadlines of a shard, or keep them until it is no longer behind."""
         due = {(each.topic, each.queue_id): each.deadline_ms for each in deadlines.queues}
         no_more = self._named.get(shard, set()) - due.keys()
         self._named[shard] = {*due}
+        self._held_back.pop(shard, None)
+        if int(shard) in self._behind():
+            self._held_back[shard] = deadlines
+            due = dict.fromkeys(due, NEVER_MS)
         self._ticker.learn({**dict.fromkeys(no_more, NEVER_MS), **due}, deadlines.newest_ms, behind=False)
+
+    def look_again(self) -> None:
+        """Take over the deadlines of shards that are no longer behind."""
+        behind = self._behind() if self._held_back else ()
+        for shard, deadlines in list(self._held_back.items()):
+            if int(shard) not in behind:
+                self.learn(shard, deadlines)
 
     def _read(self) -> None:
         consumer: KafkaConsumer | None = None
@@ -86,9 +156,9 @@ class DeadlineTicker:
             consumer.assign([partition])
             consumer.seek_to_beginning(partition)
             while not self._stopping.is_set():
-                newest = {record.key: record for record in consumer.poll(timeout_ms=_POLL_MS).get(partition, [])}
-                for record in newest.values():
-                    self.learn(record.key, _decode(record.value))
+                for shard, deadlines in newest_deadlines(consumer.poll(timeout_ms=_POLL_MS).get(partition, [])):
+                    self.learn(shard, deadlines)
+                self.look_again()
         except Exception as error:  # noqa: BLE001 - any error ends the job, which reports it
             self._on_failure(error)
         finally:

@@ -70,7 +70,7 @@ def start_decide_query(
     """
     packed = _packed(_records(spark, connection, prefix, records_per_batch_max, beginning), tasks)
     keys = f.array(*(f.lit(key).cast("int") for key in shard_keys(spark, settings.ops_partitions)))
-    keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), "payload")
+    keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), *packed.columns)
     outgoing = keyed.groupBy("shard").transformWithState(
         ShardProcessor(settings, connection, prefix, audit_partitions, state_epoch),
         OUTGOING_SCHEMA,

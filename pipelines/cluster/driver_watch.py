@@ -86,6 +86,11 @@ class DriverWatch:
         """Return the queries of the job that run; the one that reads message topics has no name, and is left out."""
         return [query for query in self._spark.streams.active if query.name in {DECIDE, AUDIT, BUILD_UNITS}]
 
+    def shards_behind(self) -> set[int]:
+        """Return the shards of which the last micro-batch of the deciding query has left records unread."""
+        deciding = self.progress.last.get(DECIDE)
+        return set() if deciding is None else {partition for partition, lag in deciding.lags.items() if lag}
+
     def not_ready_reasons(self) -> list[str]:
         """Return what keeps the job from deciding or delivering. Empty: it is ready."""
         failure = self._failure()

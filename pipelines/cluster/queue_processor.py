@@ -17,7 +17,7 @@ from pipelines.build_units.queue_change import Queue
 from pipelines.cluster.outgoing import OutgoingRecord
 from pipelines.cluster.queue_log import decode_log_record
 from pipelines.cluster.queue_shard import BuiltQueue, BuiltUnits, QueueMeta, QueueShard
-from pipelines.cluster.spark_maps import BYTES, SparkMap
+from pipelines.cluster.spark_maps import open_map, open_value
 from pipelines.cluster.unit_entries import unit_records
 from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
 from popstream.wire.command import AdminCommand, Command, encode_command
@@ -67,15 +67,15 @@ class QueueProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state; called at the start of each task."""
-        self._meta = handle.getValueState("meta", BYTES)
-        self._units = SparkMap(handle.getMapState("units", BYTES, BYTES))
+        self._meta = open_value(handle, "meta")
+        self._units = open_map(handle, "units")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
         """Build one queue."""
         (name,) = key
         queue = queue_of_ops_key(name.encode())
         stored = self._meta.get()
-        before = QueueMeta() if stored is None else QueueMeta.decode(bytes(stored[0]))
+        before = QueueMeta() if stored is None else QueueMeta.decode(stored)
         place = self._settings.run_id, name
         meta, ids = _ids.pop(place, (None, None))
         shard = QueueShard(queue, self._units, before, self._settings.rule, ids if meta == before else None)
@@ -88,7 +88,7 @@ class QueueProcessor(StatefulProcessor):
         if shard.meta == before:
             _keep(place, shard)
             return
-        self._meta.update((shard.meta.encode(),))
+        self._meta.put(shard.meta.encode())
         _keep(place, shard)
         for record in self._outgoing(queue, name, before, shard.meta, built):
             yield record.row

@@ -22,6 +22,8 @@ CLUSTER_CONF: Final = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # Shards live in the memory of Python workers: these must outlive a task.
     "spark.python.worker.reuse": "true",
+    # A batch of rows between Spark and Python: records of the ops topic have up to 4 MiB, entries up to 256 KiB.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024),
     # A record under which a worker ends is found by the sixth attempt (shard_attempts.py).
     "spark.task.maxFailures": "8",
     "spark.sql.streaming.pollingDelay": "40ms",

@@ -13,6 +13,7 @@ from sortedcontainers import SortedList
 from broker_state.kernel.context.decision import OpRecord
 from broker_state.store.keys import read_queue_prefix
 from broker_state.store.value_format import StoredRecord
+from pipelines.cluster.deadline_index import DeadlineIndex
 from pipelines.cluster.shard_state import ShardMaps, ShardState
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
@@ -22,7 +23,16 @@ from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
 
-__all__ = ["LETTERS", "Notes", "QueueDeadline", "Shard", "ShardMeta", "ShardSettings", "order_number"]
+__all__ = [
+    "LETTERS",
+    "Notes",
+    "QueueDeadline",
+    "Shard",
+    "ShardMeta",
+    "ShardSettings",
+    "earliest_deadlines",
+    "order_number",
+]
 
 ERROR_LENGTH_MAX = 400
 DEADLINES_MAX = 256
@@ -150,7 +160,7 @@ class Shard:
             else:
                 self._decide_noted(records, notes)
             made = decider.placed_entries()
-        except PopstreamError:
+        except (PopstreamError, MemoryError, OSError):
             raise  # the state cannot be read, for example: no record is the cause
         except Exception as error:  # noqa: BLE001 - whatever a record makes the kernel raise
             decider.give_up()
@@ -205,6 +215,16 @@ class Shard:
             due = QueueDeadline(earliest_ms, *read_queue_prefix(queue))
             self._due_by_queue[queue] = due
             self._due.add(due)
+
+
+def earliest_deadlines(index: DeadlineIndex) -> list[QueueDeadline]:
+    """Return the queues that are due next, at most DEADLINES_MAX, in order."""
+    due = [
+        QueueDeadline(earliest_ms, *read_queue_prefix(queue))
+        for queue in index.queues()
+        if (earliest_ms := index.earliest_of(queue)) is not None
+    ]
+    return sorted(due)[:DEADLINES_MAX]
 
 
 def order_number(entry: PlacedEntry) -> int:

@@ -15,14 +15,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
 from pipelines.cluster.migration.shard_rows import META_MAP
-from pipelines.cluster.outgoing import Outlet, deadlines_record, records_of
-from pipelines.cluster.packed_records import unpack
+from pipelines.cluster.outgoing import OutgoingRecord, Outlet, deadlines_record, records_of
+from pipelines.cluster.packed_records import Payload, bounded_slices
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_attempts import WHOLE_ATTEMPTS_MAX, ShardAttempts
 from pipelines.cluster.skipped_records import require_no_records_between
-from pipelines.cluster.spark_maps import BYTES, open_maps
-from pipelines.decide_ops.decode import KafkaRecord
-from pipelines.decide_ops.entry import PlacedEntry
+from pipelines.cluster.spark_maps import open_maps, open_value
 from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["ShardProcessor"]
@@ -55,61 +53,71 @@ class ShardProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state; called at the start of each task."""
         self._maps = open_maps(handle)
-        self._meta = handle.getValueState("meta", BYTES)
+        self._meta = open_value(handle, "meta")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
         """Decide the records of one partition."""
-        records = [record for row in rows for record in unpack(row.payload)]
-        partition = records[0].partition
-        shard = self._shard(records)
-        committed = shard.meta.ends
-        gc.disable()  # many objects and no cycles: a collection now would only cost time
+        payloads: list[Payload] = []
+        for row in rows:
+            partition: int = row.ops_partition
+            payloads.append(Payload(row.first_offset, row.payload))
+        attempts = self._attempts(partition)
         try:
-            entries = self._apply(shard, partition, records)
-            self._meta.update((shard.meta.encode(),))
+            for record in self._decided(partition, payloads, attempts):
+                yield record.row
         except BaseException:
             # Its memory may be ahead of the state.
             _shards.pop((self._settings.run_id, partition), None)
             raise
         finally:
-            gc.enable()
-        outlet = Outlet(self._state_epoch, partition, self._topics, self._internal, self._audit_partitions)
-        for record in records_of(entries, outlet, committed, committed):
-            yield record.row
-        newest_ms = max(record.timestamp_ms for record in records)
-        yield deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal).row
+            if attempts is not None:
+                attempts.close()
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
         """Store one row of a state that came from elsewhere; Spark calls it with the first micro-batch."""
         if initialState.map == META_MAP:
-            self._meta.update((bytes(initialState.value),))
+            self._meta.put(bytes(initialState.value))
         else:
             getattr(self._maps, initialState.map).put(bytes(initialState.key), bytes(initialState.value))
 
-    def _apply(self, shard: Shard, partition: int, records: list[KafkaRecord]) -> list[PlacedEntry]:
+    def _decided(
+        self, partition: int, payloads: list[Payload], attempts: ShardAttempts | None
+    ) -> Iterator[OutgoingRecord]:
+        shard = self._shard(partition, min(payload.first_offset for payload in payloads))
+        committed = shard.meta.ends
+        outlet = Outlet(self._state_epoch, partition, self._topics, self._internal, self._audit_partitions)
+        newest_ms = 0
+        for records in bounded_slices(payloads):
+            begins = shard.meta.ends
+            gc.disable()  # many objects and no cycles: a collection now would only cost time
+            try:
+                entries = shard.apply(records, attempts)
+            finally:
+                gc.enable()
+            newest_ms = max(newest_ms, *(record.timestamp_ms for record in records))
+            yield from records_of(entries, outlet, committed, begins)
+        if attempts is not None:
+            attempts.end()
+        self._meta.put(shard.meta.encode())
+        yield deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal)
+
+    def _attempts(self, partition: int) -> ShardAttempts | None:
+        """Return where records are noted, if the task has ended too often without it."""
         context = TaskContext.get()
         if context is None or context.attemptNumber() < WHOLE_ATTEMPTS_MAX:
-            return shard.apply(records)
-        attempts = ShardAttempts(self._connection, self._internal.attempts, partition, self._state_epoch)
-        try:
-            entries = shard.apply(records, attempts)
-            attempts.end()
-        finally:
-            attempts.close()
-        return entries
+            return None
+        return ShardAttempts(self._connection, self._internal.attempts, partition, self._state_epoch)
 
     def close(self) -> None:
         """Do nothing: Spark closes the state."""
 
-    def _shard(self, records: list[KafkaRecord]) -> Shard:
-        partition = records[0].partition
+    def _shard(self, partition: int, begin: int) -> Shard:
         stored = self._meta.get()
-        meta = ShardMeta() if stored is None else ShardMeta.decode(bytes(stored[0]))
+        meta = ShardMeta() if stored is None else ShardMeta.decode(stored)
         place = self._settings.run_id, partition
         shard = _shards.get(place)
         if shard is None or shard.meta != meta:
             if stored is not None:
-                begin = min(record.kafka_offset for record in records)
                 require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
             shard = _shards[place] = Shard(self._settings, self._maps, meta)
         else:

@@ -5,10 +5,15 @@ Kubernetes restart policy) can tell what a new start may heal.
 """
 
 import argparse
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from kafka.errors import KafkaError
+
+from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
 from connectors.spark_cluster.object_store import canonical_place, object_store_conf
 from pipelines.cli.exits import Exit, described, exit_code, interrupt, say
 from pipelines.cli.options import load_settings
@@ -16,7 +21,7 @@ from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.session import cluster_session
 from pipelines.printed_commands import remember_job, remembered
 from pipelines.process.logs import configure_logs
-from popstream.wire.base_errors import Invalid, PopstreamError
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 __all__ = ["main"]
 
@@ -53,20 +58,43 @@ def _run(options: argparse.Namespace) -> int:
     remembered("--tables")(options.tables)
     places = {**object_store_conf(cluster.checkpoint), **object_store_conf(cluster.tables)}
     conf = {**places, **settings.session_conf}
-    spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks, conf)
+    with services_named():
+        spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks, conf)
     remembered("--master")(spark.sparkContext.master)
     remembered("--deploy-mode", "client")(spark.conf.get("spark.submit.deployMode", "client"))
     try:
         job = ClusterJob(settings, cluster, connection, spark, take_over=options.take_over)
-        with job:
+        with services_named():
+            job.start()
+        try:
             say(f"ready: {settings.topic_prefix} on {spark.sparkContext.master}, state in {cluster.checkpoint}")
             job.wait()
+        finally:
+            job.stop()
         if job.failure is not None:
             say(f"the job ended: {described(job.failure)}")
             return exit_code(job.failure)
         return Exit.OK
     finally:
-        spark.stop()
+        with contextlib.suppress(*SPARK_ERRORS):  # a JVM that has ended cannot be stopped
+            spark.stop()
+
+
+@contextlib.contextmanager
+def services_named() -> Iterator[None]:
+    """Name the service behind an error that Spark or Kafka's client raises in the block.
+
+    Raises:
+        Unavailable: With the first line of what it says. A new start may help.
+    """
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        message = f"the job cannot start: {spark_text(error)}"
+        raise Unavailable(message, subject="Spark") from error
+    except KafkaError as error:
+        message = f"the job cannot start: Kafka does not do what is asked ({described(error)})"
+        raise Unavailable(message, subject="Kafka") from error
 
 
 def _parser() -> argparse.ArgumentParser:

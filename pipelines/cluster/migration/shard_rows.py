@@ -15,12 +15,23 @@ import msgspec
 
 from broker_state.store.key_kinds import queue_of_key
 from broker_state.store.overlay import Change, Family
-from pipelines.cluster.shard import ShardMeta
+from pipelines.cluster.deadline_index import DeadlineIndex
+from pipelines.cluster.shard import QueueDeadline, ShardMeta, earliest_deadlines
 from pipelines.cluster.shard_state import ShardMaps, ShardState
 
-__all__ = ["META_MAP", "CollectedMap", "Content", "ShardRow", "content_of", "shard_rows"]
+__all__ = [
+    "DEADLINES_MAP",
+    "META_MAP",
+    "CollectedMap",
+    "Content",
+    "ShardRow",
+    "content_of",
+    "deadlines_of",
+    "shard_rows",
+]
 
 META_MAP = "meta"
+DEADLINES_MAP = "deadlines"
 _CHANGES_AT_ONCE = 20_000
 
 
@@ -114,3 +125,18 @@ def content_of(rows: Iterable[ShardRow], seed: int) -> tuple[dict[int, ShardMeta
             yield from ShardState(maps[partition], seed, meta.first_chunk, meta.end_chunk).content()
 
     return metas, content()
+
+
+def deadlines_of(rows: Iterable[ShardRow]) -> dict[int, list[QueueDeadline]]:
+    """Return the queues of each shard that are due next, as the shard itself tells the ticker of them.
+
+    Args:
+        rows: Those of DEADLINES_MAP.
+    """
+    indexes: dict[int, DeadlineIndex] = defaultdict(DeadlineIndex)
+    buckets: dict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
+    for row in rows:
+        buckets[row.ops_partition].append((row.key, row.value))
+    for partition, found in buckets.items():
+        indexes[partition].load(found)
+    return {partition: earliest_deadlines(index) for partition, index in indexes.items()}

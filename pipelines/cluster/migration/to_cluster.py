@@ -15,14 +15,14 @@ from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, require_new, write_identity
 from pipelines.cluster.decide_query import Beginning
-from pipelines.cluster.migration.shard_rows import ShardRow, content_of, shard_rows
+from pipelines.cluster.migration.shard_rows import DEADLINES_MAP, ShardRow, content_of, deadlines_of, shard_rows
 from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of
-from pipelines.cluster.shard import ShardMeta
+from pipelines.cluster.shard import QueueDeadline, ShardMeta
 from pipelines.cluster.shard_keys import shard_keys
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["beginning_of", "beginning_rows", "migrate_to_cluster"]
+__all__ = ["beginning_deadlines", "beginning_of", "beginning_rows", "migrate_to_cluster"]
 
 _ROWS_AT_ONCE = 100_000
 _SCHEMA = pa.schema(
@@ -111,6 +111,12 @@ def beginning_of(spark: SparkSession, checkpoint: str, identity: CheckpointIdent
 def beginning_rows(spark: SparkSession, checkpoint: str) -> Iterator[ShardRow]:
     """Yield what the maps of shards held at the beginning of a state that came from elsewhere."""
     return _read(spark.read.parquet(_rows_url(checkpoint)))
+
+
+def beginning_deadlines(spark: SparkSession, checkpoint: str) -> dict[int, list[QueueDeadline]]:
+    """Return the queues of each shard that were due next at the beginning of a state that came from elsewhere."""
+    frame = spark.read.parquet(_rows_url(checkpoint))
+    return deadlines_of(_read(frame.where(frame["map"] == DEADLINES_MAP)))
 
 
 def _metas(state: RocksStore, first_offset: dict[int, int]) -> dict[int, ShardMeta]:

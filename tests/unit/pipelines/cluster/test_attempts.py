@@ -122,6 +122,26 @@ def test_an_attempt_that_failed_after_some_or_all_was_sent_adds_and_hides_nothin
     assert {*once.values()} == {1}
 
 
+def test_slices_of_a_micro_batch_are_one_order() -> None:
+    """Those of an attempt that ended between two slices are repeated by the next one."""
+    maps = memory_maps()
+    shard = Shard(SETTINGS, maps, ShardMeta())
+    sent: Sent = []
+    for at in range(0, 40, 8):
+        begins = shard.meta.ends
+        entries = shard.apply(RECORDS[at : at + 8])
+        sent += [
+            (EntryKey.decode(each.key or b""), each.value)
+            for each in records_of(entries, OUTLET, {}, begins)
+            if each.topic == "p.cluster_audit"
+        ]
+    assert rows_in(sent) == rows_in([*sent[:7], *sent]) == rows_in(Attempt(RECORDS).sent)
+    lost = [each for number, each in enumerate(sent) if number != 4]
+    assert rows_in([*lost, *sent]) == rows_in(sent), "a send that failed, and the attempt after it"
+    later = Attempt(LATER, maps, shard.meta).sent
+    assert {*rows_in([*lost, *sent, *later]).values()} == {1}
+
+
 @pytest.mark.parametrize("middle", [1, 7, 39])
 def test_rows_do_not_depend_on_where_a_micro_batch_ends(middle: int) -> None:
     begun = Attempt(RECORDS[:middle])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from pyspark.errors import PySparkRuntimeError
 
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_state import ShardMaps
+from pipelines.cluster.spark_maps import SparkMap, SparkValue
 from pipelines.decide_ops import ops_decider
 from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.decide_ops.entries import read_frame
@@ -17,6 +19,9 @@ from popstream.exchange.partitioner import ops_key
 from popstream.wire.base_errors import Unavailable
 from tests.support.in_process.memory_maps import SEED, MemoryMap, memory_maps
 from tests.support.in_process.small_job import DECLARE, POP, written_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 SETTINGS = ShardSettings("run", 1, 1, None, SEED, 1 << 20)
 NOW_MS = 1_700_000_000_000
@@ -84,17 +89,80 @@ def test_a_record_that_raises_is_quarantined_and_the_others_are_decided(monkeypa
     assert answers(Shard(SETTINGS, shard._state._maps, shard.meta).apply([pop(9)]))[0]["code"] == 0
 
 
-def test_a_state_that_cannot_be_read_quarantines_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [Unavailable("the state cannot be read"), MemoryError(), OSError("no space left")])
+def test_an_error_that_no_record_has_caused_quarantines_nothing(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = declared(memory_maps())
 
     def unreadable(*_: object) -> None:
-        message = "the state cannot be read"
-        raise Unavailable(message)
+        raise error
 
     monkeypatch.setattr(ops_decider, "fold", unreadable)
-    with pytest.raises(Unavailable):
-        shard.apply([pop(3)])
+    with pytest.raises(type(error)):
+        shard.apply([pop(3), pop(4)])
     assert shard.meta.quarantined == {}
+    assert shard.meta.next_offset == 2
+
+
+class Broken:
+    """Spark's state whose client fails; of a map, also in the middle of an iteration."""
+
+    def getValue(self, _: object) -> None:  # noqa: N802 - Spark's names
+        raise PySparkRuntimeError("Error getting value: IOError")
+
+    def updateValue(self, *_: object) -> None:  # noqa: N802
+        raise EOFError
+
+    def removeKey(self, _: object) -> None:  # noqa: N802
+        raise ConnectionResetError
+
+    def keys(self) -> Iterator[tuple[bytes]]:
+        yield (b"key",)
+        raise PySparkRuntimeError("Error reading keys")
+
+    def iterator(self) -> Iterator[tuple[tuple[bytes], tuple[bytes]]]:
+        yield (b"key",), (b"value",)
+        raise PySparkRuntimeError("Error reading items")
+
+    def get(self) -> None:
+        raise PySparkRuntimeError("Error getting value")
+
+    def update(self, _: object) -> None:
+        raise PySparkRuntimeError("Error updating value")
+
+
+def test_what_the_client_of_the_state_store_raises_is_an_error_of_the_store() -> None:
+    stored, value = SparkMap(cast("Any", Broken()), "state"), SparkValue(cast("Any", Broken()), "meta")
+    calls: list[Callable[[], object]] = [
+        lambda: stored.get(b"key"),
+        lambda: stored.put(b"key", b"value"),
+        lambda: stored.remove(b"key"),
+        lambda: list(stored.keys()),
+        lambda: list(stored.items()),
+        value.get,
+        lambda: value.put(b"value"),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable, match=r"Spark's state store cannot be used \((state|meta)\)"):
+            call()
+
+
+def test_a_value_that_cannot_be_read_quarantines_no_healthy_record() -> None:
+    maps = memory_maps()
+    meta = declared(maps).meta
+
+    class Unreadable(MemoryMap):
+        def get(self, key: bytes) -> bytes | None:
+            return SparkMap(cast("Any", Broken()), "state").get(key)
+
+    unreadable = Unreadable()
+    for key, stored in maps.state.items():
+        unreadable.put(key, stored)
+    shard = Shard(SETTINGS, maps._replace(state=unreadable), meta)
+    with pytest.raises(Unavailable, match="Spark's state store cannot be used"):
+        shard.apply([pop(2), pop(3)])
+    assert shard.meta == meta
 
 
 def test_a_warm_shard_makes_few_calls() -> None:
