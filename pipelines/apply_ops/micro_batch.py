@@ -271,9 +271,10 @@ class MicroBatchApplier:
         with _pure():
             with lap.part("encode"):
                 entries = self._decider.entries(applied.apply_seq)
-            # Audit entries leave the outbox only if this note says so: a table that loses commits later is noticed.
-            noted = (META, NOTED_KEY, encode_noted(self._delivered()))
-            own = [(META, APPLIED_KEY, applied.encode()), noted, *self._outbox.changes(entries)]
+            own = [(META, APPLIED_KEY, applied.encode()), *self._outbox.changes(entries)]
+            # Audit entries leave the outbox only if this note says so: a table that loses commits later is noticed. It
+            # is read after the changes, for a flush may end in between.
+            own.append((META, NOTED_KEY, encode_noted(self._delivered())))
             with lap.part("write_batch") as writing:
                 write_batch_bytes = self._store.write(self._decider.overlay, own)
             writing.facts["bytes"] = write_batch_bytes

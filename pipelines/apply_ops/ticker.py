@@ -20,6 +20,10 @@ __all__ = ["Ticker"]
 _log = structlog.get_logger(__name__)
 
 _IDLE_S = 60.0
+_BEHIND_S = 5.0
+"""A job that is behind the log ends its next micro-batch within this time; if none ends, it is not."""
+_RETRY_MS = 1_000
+"""After a tick that could not be sent."""
 _STALE_MAX = 1_000
 """Entries of the heap that are out of date, besides as many as there are queues."""
 
@@ -68,7 +72,7 @@ class Ticker:
         self._unanswered: dict[tuple[str, int], _SentTick] = {}
         self._broker_ms = 0
         self._broker_seen_at = time.monotonic()
-        self._behind = True
+        self._behind_until_s = float("inf")
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
@@ -93,7 +97,7 @@ class Ticker:
             behind: The job is behind the log: no tick is sent, as a record of the queue may follow.
         """
         with self._lock:
-            self._behind = behind
+            self._behind_until_s = time.monotonic() + _BEHIND_S if behind else 0.0
             if append_ms > self.broker_ms:  # an earlier one is out of date
                 self._set_broker_ms(append_ms)
             for queue, due_ms in deadlines.items():
@@ -139,8 +143,8 @@ class Ticker:
 
     def _next(self) -> tuple[float, tuple[str, int] | None]:
         """Return the seconds to wait, and the queue to tick now or None."""
-        if self._behind:
-            return _IDLE_S, None
+        if (behind_s := self._behind_until_s - time.monotonic()) > 0:
+            return min(behind_s, _IDLE_S), None
         while self._next_due:
             due_ms, queue = self._next_due[0]
             if self._due_ms.get(queue) != due_ms or queue in self._unanswered:
@@ -159,6 +163,8 @@ class Ticker:
             tick = self._unanswered.get(queue)
             if append_ms is None:
                 self._unanswered.pop(queue, None)
+                if queue in self._due_ms:
+                    self._due_ms[queue] = self.broker_ms + _RETRY_MS
                 self._look_again(queue)
                 return
             self._set_broker_ms(append_ms)

@@ -19,6 +19,7 @@ from broker_state.audit import RejectedRow
 from connectors.delta import erasure
 from connectors.delta.compaction import compact
 from connectors.delta.erasure import Erased, Wanted, erase
+from connectors.delta.log.commits import commits_after
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.log.write_commit import commit_info, txn_action, write_commit
 from connectors.delta.pieces import each_batch
@@ -234,15 +235,14 @@ def test_a_file_that_is_committed_meanwhile_stays(tmp_path: Path, monkeypatch: p
     path = create_table(tmp_path, "rejected")
     append_audit_rows(tmp_path, "rejected", [rejected(1)], 1)
     seqs = itertools.count(2)
-    read = erasure.commits_after
 
     def read_beside_a_flush(table: Path, version: int) -> list[Any]:
         append_audit_rows(tmp_path, "rejected", [rejected(next(seqs))], next(seqs))
-        found = [*read(table, version)]
+        found = [*commits_after(table, version)]
         append_audit_rows(tmp_path, "rejected", [rejected(next(seqs))], next(seqs))
         return found
 
-    monkeypatch.setattr(erasure, "commits_after", read_beside_a_flush)
+    monkeypatch.setattr("connectors.delta.erasure.commits_after", read_beside_a_flush)
     assert erase(tmp_path, "rejected", Wanted(text=ADDRESS)).old_files == 1
     assert DeltaTable(path).to_pyarrow_table().num_rows == 3
 
