@@ -149,6 +149,11 @@ class SnapshotStore:
         """
         for file in snapshot.files:
             target = folder / file.path
+            if Path(file.path).is_absolute() or ".." in Path(file.path).parts:
+                message = (
+                    f"snapshot {snapshot.id} is damaged: its manifest names {file.path!r}, outside of the snapshot"
+                )
+                raise Corrupt(message, subject=snapshot.id)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._files.get_file(self._place(file), str(target))

@@ -25,7 +25,7 @@ from connectors.delta.history_start import EPOCH_MAX, FIRST_DAY, deleted_epoch_m
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.log.write_commit import commit_info, remove_action, txn_action, write_commit
 from connectors.delta.store import require_rewritable
-from connectors.delta.tables import CONSUME_QUEUE, DELIVERIES, REJECTED, Table, table_path
+from connectors.delta.tables import CONSUME_QUEUE, DATED_TABLES, DELIVERIES, REJECTED, Table, table_path
 from popstream.wire.base_errors import Unavailable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from connectors.delta.log.commits import Commit
     from connectors.delta.log.table_log import DataFile, DataFiles
 
-__all__ = ["Deleted", "delete_before"]
+__all__ = ["Deleted", "delete_before", "newest_day"]
 
 _BATCH: Final = "batch"
 
@@ -46,6 +46,13 @@ class Deleted(NamedTuple):
     rows: int = 0
     files: int = 0
     bytes: int = 0
+
+
+def newest_day(root: Path) -> dt.date | None:
+    """Return the newest date that any of the dated tables has; None: they have no rows."""
+    logs = ((table, read_data_files(table_path(root, name))) for name, table in DATED_TABLES.items())
+    days = [day for table, found in logs if found is not None for file in found.files if (day := _day(table, file))]
+    return dt.date.fromisoformat(max(days)) if days else None
 
 
 def delete_before(root: Path, table: Table, first_day: dt.date) -> Deleted:

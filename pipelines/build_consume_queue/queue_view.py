@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Annotated
 
 import msgspec
 
@@ -51,7 +52,7 @@ class QueueRequest(ControlRequest, frozen=True, kw_only=True, tag="queue"):
     message_offset: int | None = None
     time_ms: int | None = None
     key_hash: int | None = None
-    limit: int = 10
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 10
 
 
 class BuilderStatus(msgspec.Struct, frozen=True, kw_only=True):

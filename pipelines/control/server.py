@@ -92,6 +92,10 @@ class ControlServer:
             return msgspec.json.encode(self._answers.answer(request))
         except PopstreamError as error:
             return msgspec.json.encode(Failure.of(error))
+        except Exception as error:  # noqa: BLE001 - logged with its traceback; the next request may work
+            _log.exception("control_request_failed", request=type(request).__name__)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            return msgspec.json.encode(Failure(f"unexpected: {reason}; the log of the job has more"))
 
     def sample(self) -> None:
         """Sample the counts of the process; the server does it twice a second."""

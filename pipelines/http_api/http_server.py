@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import uvicorn
 
+from pipelines.http_api.timed_protocol import TimedProtocol
 from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class HttpServer:
 def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=TimedProtocol,
         loop="asyncio",
         ws="none",
         lifespan="off",

@@ -14,13 +14,16 @@ from pyspark.sql import SparkSession
 
 from connectors.delta import compaction
 from connectors.delta.compaction import Compacted
-from connectors.delta.retention import delete_before
+from connectors.delta.retention import delete_before, newest_day
 from connectors.delta.tables import DATED_TABLES, TABLES, table_path
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["Maintained", "maintain"]
 
 POLL_S = 0.2
+DAYS_AHEAD_MAX = 30
+"""Days from the newest row to the present one. With a clock that is ahead, retention would delete rows that are new,
+and a table would say for ever that it begins in the future."""
 CODE = Path(compaction.__file__).parents[2]
 """Working directory of the child process, so that it runs the code of this process."""
 
@@ -90,6 +93,13 @@ def maintain(
 def _delete_old_rows(root: Path, retention_days: Mapping[str, int], failures: list[str]) -> dict[str, int]:
     """Return the number of deleted rows by table; add what went wrong to `failures`."""
     today = datetime.now(UTC).date()
+    newest = newest_day(root) if retention_days else None
+    if newest is not None and (today - newest).days > DAYS_AHEAD_MAX:
+        failures.append(
+            f"no rows were deleted: the newest are of {newest}, and the clock of this machine says {today}; if that is"
+            " right, they are deleted when newer ones have come"
+        )
+        return {}
     deleted = {}
     for name, days in retention_days.items():
         try:

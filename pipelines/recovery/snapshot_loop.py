@@ -1,6 +1,7 @@
 """The thread that takes snapshots of a running job, and deletes those that are no longer kept."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,15 @@ from checkpoints.snapshot_retention import SnapshotRetention
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from pipelines.laps import Lap, OnLap, untold
 from pipelines.loops.periodic import Periodic
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["SnapshotLoop"]
+
+_IN_USE: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+"""By URL, held from the first file of a snapshot until old ones are deleted, which deletes files that no snapshot has.
+
+For all jobs of the process: the thread of one that has failed may still be storing when its successor begins.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -47,7 +55,6 @@ class SnapshotLoop:
         self._retention = retention
         self._decided = decided
         self._on_lap = on_lap
-        self._lock = threading.Lock()
         self.last: Snapshot | None = None
         self._periodic = Periodic("snapshot", interval_s, self._take_if_new, last_done)
 
@@ -71,13 +78,22 @@ class SnapshotLoop:
             Unavailable: The storage does not accept it.
             Corrupt: The stores are damaged. Older snapshots stay as they are.
         """
-        with self._lock, Lap("snapshot", self._on_lap) as lap:
+        with _IN_USE[self._snapshots.url], Lap("snapshot", self._on_lap) as lap:
             self.last = snapshot = self._take()
             lap.facts = {"snapshot_id": snapshot.id, "bytes": snapshot.size}
-            self._snapshots.prune(self._retention)
             self._periodic.failure = None
+            self._prune()
         _log.info("snapshot_taken", id=snapshot.id, bytes=snapshot.size, seconds=round(lap.seconds, 3))
         return snapshot
+
+    def _prune(self) -> None:
+        """Delete old snapshots, but not for a job that ends: the next one may be storing files that none has yet."""
+        if self._periodic.is_stopping:
+            return
+        try:
+            self._snapshots.prune(self._retention)
+        except (OSError, Unavailable) as error:
+            _log.warning("snapshots_not_pruned", error=str(error))
 
     def _take_if_new(self) -> None:
         last_seq = 0 if self.last is None else self.last.applied.apply_seq

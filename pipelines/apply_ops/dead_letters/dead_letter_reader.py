@@ -91,6 +91,8 @@ def message_consumer(connection: KafkaConnection) -> KafkaConsumer:
         **connection.for_kafka_python(),
         group_id=None,
         enable_auto_commit=False,
+        # Where retention passes between two requests, the rest of a letter is still there.
+        auto_offset_reset="earliest",
         isolation_level="read_committed",
         max_partition_fetch_bytes=REQUEST_BYTES_MAX,
         fetch_max_bytes=REQUEST_BYTES_MAX,

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from broker_state.store.rocks_store import RocksStore
+from broker_state.store.rocks_store import META, OUTBOX, RocksStore
+from checkpoints.applied import NOTED_KEY, decode_noted
 from pipelines import failpoints
 from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.micro_batch import STEPS
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.decide_ops.order import TurnLength
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
@@ -75,3 +77,27 @@ def test_what_takes_long_is_written_in_parts(tmp_path: Path, monkeypatch: pytest
             left.append((list(store.scan("state", b"")), applied.next_offset, report.records, report.operations))
             assert applied.apply_seq == (1 if name == "whole" else 12)
     assert left[0] == left[1]
+
+
+def test_rows_leave_the_outbox_only_with_a_note_that_they_are_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush ends while the WriteBatch is put together, right after the applier has asked what is delivered."""
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE, written_to(0, 9), POP)
+        rows = [*job.outbox.undelivered(EntryKind.AUDIT)]
+        assert rows
+
+        def ask_and_then_end_a_flush() -> dict[str, int]:
+            known = dict(job.delivered)
+            job.outbox.delivered(row.key for row in rows)
+            job.delivered["operations"] = 1
+            return known
+
+        monkeypatch.setattr(job.apply_ops, "_delivered", ask_and_then_end_a_flush)
+        for _ in range(2):
+            job.run(POP)
+            has_left = any(store.get(OUTBOX, row.key) is None for row in rows)
+            assert not has_left or decode_noted(store.get(META, NOTED_KEY)) == {"operations": 1}
+        assert has_left

@@ -142,6 +142,7 @@ def test_queues_have_their_positions(site: ApiSite) -> None:
     ("path", "why"),
     [
         ("/api/v1/lanes?limit=501", "<= 500"),
+        ("/api/v1/queue?topic=orders&limit=-1", ">= 1"),
         ("/api/v1/lanes?limit=x", "limit"),
         ("/api/v1/lanes?order=size", "Invalid enum value"),
         ("/api/v1/lanes?colour=red", "no parameter colour, only search, order, skip, limit"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import http.client
 import os
+import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,9 +17,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipelines.control.metrics import Metrics
-from pipelines.http_api.http_server import HttpServer, Listener
+from pipelines.http_api import timed_protocol
+from pipelines.http_api.http_server import CONNECTIONS_MAX, HttpServer, Listener
 from pipelines.http_api.metrics_app import metrics_app
 from popstream.wire.base_errors import Invalid
+from tests.support.threads import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,3 +109,30 @@ def test_a_port_that_is_taken_is_named_with_its_option(port: Port) -> None:
 def test_a_job_that_does_not_answer_is_not_healthy(port: Port) -> None:
     port.close()
     assert port.check()[0] == 1
+
+
+def test_connections_that_send_no_request_do_not_keep_the_others_out(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_protocol, "CHECK_S", 0.01)
+    monkeypatch.setattr(timed_protocol, "REQUEST_S_MAX", 0.05)
+    with contextlib.ExitStack() as opened:
+        for number in range(CONNECTIONS_MAX + 5):
+            silent = opened.enter_context(socket.create_connection(("127.0.0.1", port.number), timeout=TIMEOUT_S))
+            if number % 2:
+                silent.sendall(b"POST /live HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
+        eventually(lambda: port.get("/live")[0] == 200)
+
+
+def test_a_connection_that_asks_again_and_again_stays(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_protocol, "CHECK_S", 0.01)
+    monkeypatch.setattr(timed_protocol, "REQUEST_S_MAX", 0.5)
+    asking = http.client.HTTPConnection("127.0.0.1", port.number, timeout=TIMEOUT_S)
+    asking.connect()
+    first = asking.sock
+    for _ in range(20):
+        asking.request("GET", "/live")
+        assert asking.getresponse().read() is not None
+        time.sleep(0.05)
+    assert asking.sock is first
+    asking.close()

@@ -6,17 +6,24 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pytest
 
+from broker_state.audit import RejectedRow
 from connectors.delta.compaction import NICE, Compacted
 from connectors.delta.tables import TABLES
+from pipelines.process import maintenance
 from pipelines.process.maintenance import compacted_aside
+from tests.support.audit_tables import NOW_MS, delivery
+from tests.support.delta_files import append_audit_rows, create_table
 from tests.support.threads import eventually
 
 ENDED_WITH_ITS_PARENT = 3
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -102,3 +109,26 @@ def test_it_ends_with_its_parent_and_yields_cpu_and_memory_to_it(endless: Path) 
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(30) == ENDED_WITH_ITS_PARENT
+
+
+@pytest.mark.parametrize(("clock_day", "deleted"), [(3, {"deliveries": 0}), (9, {"deliveries": 1}), (400, {})])
+def test_with_a_clock_that_is_far_ahead_no_rows_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_day: int, deleted: dict[str, int]
+) -> None:
+    """One table has rows of the first day, another one has newer rows."""
+    for name in ("deliveries", "rejected"):
+        create_table(tmp_path, name)
+    append_audit_rows(tmp_path, "deliveries", [delivery(1, 0, NOW_MS)])
+    row = RejectedRow(0, 2, 0, NOW_MS + 5 * DAY_MS, "NOT_JSON", "bad", 20, "ab", b"", None, None)
+    append_audit_rows(tmp_path, "rejected", [row])
+    first = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls.fromtimestamp((first + timedelta(days=clock_day)).timestamp(), tz)
+
+    monkeypatch.setattr(maintenance, "datetime", Clock)
+    failures: list[str] = []
+    assert maintenance._delete_old_rows(tmp_path, {"deliveries": 7}, failures) == deleted
+    assert [("the clock of this machine says" in failure) for failure in failures] == [True] * (not deleted)
