@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from connectors.delta.covered import unit_ends
+from connectors.delta.restore_queries import unit_ends
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.builder import UnitsInDelta
 from popstream.kafka_connection import KafkaConnection
