@@ -43,7 +43,8 @@ from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
 from pipelines.apply_ops.source import PIPELINE
-from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
+from pipelines.build_consume_queue.builder import Builder
+from pipelines.build_consume_queue.builder_records import UnitsInDelta
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.recovery.candidates import (
     NO_SNAPSHOT,
