@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from connectors.delta.covered import Covered
 from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
+from connectors.delta.replayed_rows import Covered
 from connectors.delta.rows import completed_rows, in_pieces
 from connectors.delta.tables import AUDIT_TABLES
 

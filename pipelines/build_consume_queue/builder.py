@@ -16,90 +16,47 @@ follows from the units of the queue within the window, and is made from them aga
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
 
 from broker_state.consume_queue import (
-    ConsumeQueue,
     Get,
     Place,
     Revision,
     Scan,
-    Units,
-    place_key,
     truncate,
     units_between,
 )
-from broker_state.store.keys import end_of_prefix, queue_prefix, read_queue_prefix
-from broker_state.store.overlay import Change
-from broker_state.store.rocks_store import META, QUEUES, UNITS, Erasure, RocksStore
-from broker_state.store.value_format import StoredRecord
+from broker_state.store.rocks_store import META, RocksStore
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue.stored_ids import NO_IDS, StoredIds, erasures_of, read_id_counts
+from pipelines.build_consume_queue.builder_records import (
+    BUILT_KEY,
+    Built,
+    UnitsInDelta,
+    delta_end_key,
+    read_queues,
+    reader_of,
+)
+from pipelines.build_consume_queue.builder_write_batch import BuilderWriteBatch
+from pipelines.build_consume_queue.stored_ids import NO_IDS, StoredIds, read_id_counts
 from pipelines.build_units.accepted_ids import DedupRule, IdCounts, accepted_ids
-from pipelines.build_units.queue_change import LogFacts, Queue, QueueChange, appended, updated
+from pipelines.build_units.queue_change import LogFacts, Queue, appended, updated
 from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid
-from popstream.wire.command import Command, QueueType, encode_command
+from popstream.wire.command import QueueType, encode_command
 from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
 
-__all__ = [
-    "Builder",
-    "Built",
-    "UnitSpan",
-    "UnitsInDelta",
-    "read_queues",
-    "read_spans",
-    "reader_of",
-]
+__all__ = ["Builder"]
 
 _log = structlog.get_logger(__name__)
 
-BUILT_KEY = b"built"
-DELTA_END_KEY = b"audited "
 WARNING_PAUSE_S = 60.0
 
 SPAN_OFFSETS_MAX = 100_000
 """Offsets of one span after a restore, which reads the units of a span at once."""
-
-
-class Built(StoredRecord, msgspec.Struct, frozen=True, kw_only=True):
-    """`build_seq` counts the WriteBatches of the store; `state_epoch` is new when it is created or restored."""
-
-    STORED_AS: ClassVar[str] = "built"
-
-    state_epoch: str
-    build_seq: int = 0
-
-
-class UnitSpan(msgspec.Struct, array_like=True, frozen=True):
-    """The units of [first_offset, end_offset) of a queue, which are to be written to Delta."""
-
-    topic: str
-    queue_id: int
-    topic_id: str
-    queue_type: QueueType
-    first_offset: int
-    end_offset: int
-    message_base: int
-    """Message base of the first unit."""
-    unit_count: int
-
-
-class UnitsInDelta(NamedTuple):
-    """The units that the Delta table has.
-
-    Attributes:
-        ends: By topic, queue id and topic id, the offset below which all units are in the table.
-        topic_ids: Present topic ids by name; deleted topics are missing.
-    """
-
-    ends: Mapping[tuple[str, int, str], int]
-    topic_ids: Mapping[str, str]
 
 
 MessageBaseInDelta = Callable[[str, int, str, int], int | None]
@@ -155,7 +112,7 @@ class Builder:
             Invalid: A queue exists with another type; the type of a queue never changes.
         """
         with self.lock:
-            write_batch = _WriteBatch()
+            write_batch = BuilderWriteBatch()
             for topic in topics.values():
                 for queue_id, start in sorted(topic.starts.items()):
                     queue_type = queue_types.get(topic.name, "simple")
@@ -172,7 +129,7 @@ class Builder:
             ContradictionError: Units below the end differ from those that were added before.
         """
         with self.lock:
-            write_batch = _WriteBatch()
+            write_batch = BuilderWriteBatch()
             for queue, scan in scans.items():
                 known, ids = self.queues[queue], self._ids_of(queue)
                 early_count = ids.counts.forgotten_early
@@ -183,7 +140,7 @@ class Builder:
                 fresh, delta_end = change.fresh, self._delta_end(queue)
                 first_offset = max(fresh.first_offset, delta_end)
                 if delta_end and fresh.end_offset >= delta_end:
-                    write_batch.changes.append((META, _delta_end_key(queue), None))
+                    write_batch.changes.append((META, delta_end_key(queue), None))
                 units = fresh.units.between(first_offset, fresh.end_offset)
                 write_batch.add_span(queue, known, first_offset, fresh.end_offset, units)
             return self._write(write_batch)
@@ -204,13 +161,13 @@ class Builder:
             if known is None:
                 message = f"there is no queue {queue[0]}/{queue[1]}"
                 raise Invalid(message, subject=f"{queue[0]}/{queue[1]}")
-            write_batch = _WriteBatch()
+            write_batch = BuilderWriteBatch()
             revision = truncate(known, self.get(queue), end_offset)
             if revision.queue != known:
                 write_batch.revise(queue, revision)
                 self._remember_again(write_batch, queue, revision)
                 delta_end = max(known.end_offset, self._delta_end(queue)) if is_same_log else 0
-                write_batch.changes.append((META, _delta_end_key(queue), delta_end.to_bytes(8, "big")))
+                write_batch.changes.append((META, delta_end_key(queue), delta_end.to_bytes(8, "big")))
                 self._write(write_batch)
             return revision.queue.end_offset
 
@@ -225,7 +182,7 @@ class Builder:
             in_delta: The units that the table has.
         """
         with self.lock:
-            write_batch = _WriteBatch()
+            write_batch = BuilderWriteBatch()
             present = {
                 (topic, queue_id): end
                 for (topic, queue_id, topic_id), end in in_delta.ends.items()
@@ -242,7 +199,7 @@ class Builder:
                     units = units_between(known, self.get(queue), first_offset, end_offset)
                     write_batch.add_span(queue, known, first_offset, end_offset, units)
             for queue, end in present.items():
-                write_batch.changes.append((META, _delta_end_key(queue), end.to_bytes(8, "big")))
+                write_batch.changes.append((META, delta_end_key(queue), end.to_bytes(8, "big")))
             self._outbox.delivered([entry.key for entry in self._outbox.undelivered(EntryKind.UNIT_SPANS)])
             self.built = msgspec.structs.replace(self.built, state_epoch=state_epoch)
             self._write(write_batch)
@@ -257,7 +214,7 @@ class Builder:
         return reader_of(self._store, queue)
 
     def _update_queue(
-        self, write_batch: "_WriteBatch", queue: Queue, topic_id: str, queue_type: QueueType, start: int
+        self, write_batch: BuilderWriteBatch, queue: Queue, topic_id: str, queue_type: QueueType, start: int
     ) -> None:
         known = self.queues.get(queue)
         if known is not None and known.topic_id != topic_id:
@@ -284,7 +241,7 @@ class Builder:
                 hint="repeats of their messages are delivered: raise dedup_ids_max, or lower dedup_window_s",
             )
 
-    def _remember_again(self, write_batch: "_WriteBatch", queue: Queue, revision: Revision) -> None:
+    def _remember_again(self, write_batch: BuilderWriteBatch, queue: Queue, revision: Revision) -> None:
         """Remember the ids of a truncated queue as when it was read up to its new end."""
         write_batch.forget_all(queue)
         stored = self.get(queue)
@@ -306,10 +263,10 @@ class Builder:
         return self._message_base_in_delta(*queue, topic_id, start)
 
     def _delta_end(self, queue: Queue) -> int:
-        stored = self._store.get(META, _delta_end_key(queue))
+        stored = self._store.get(META, delta_end_key(queue))
         return 0 if stored is None else int.from_bytes(stored, "big")
 
-    def _write(self, write_batch: "_WriteBatch") -> list[Entry]:
+    def _write(self, write_batch: BuilderWriteBatch) -> list[Entry]:
         if write_batch.is_empty and self._stored_epoch == self.built.state_epoch:
             return []
         built = msgspec.structs.replace(self.built, build_seq=self.built.build_seq + 1)
@@ -326,84 +283,3 @@ class Builder:
         self.queues.update(write_batch.queues)
         self._id_counts.update(write_batch.id_counts)
         return entries
-
-
-class _WriteBatch:
-    """The contents of one WriteBatch."""
-
-    def __init__(self) -> None:
-        self.queues: dict[Queue, ConsumeQueue] = {}
-        self.changes: list[Change] = []
-        self.erasures: list[Erasure] = []
-        self.commands: list[Command] = []
-        self.spans: list[UnitSpan] = []
-        self.id_counts: dict[Queue, IdCounts] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.changes or self.erasures or self.commands or self.spans)
-
-    def put_queue(self, queue: Queue, record: ConsumeQueue) -> None:
-        self.queues[queue] = record
-        self.changes.append((QUEUES, queue_prefix(*queue), record.encode()))
-
-    def take(self, queue: Queue, change: QueueChange) -> None:
-        self.revise(queue, change.revision)
-        self.commands += change.commands
-
-    def revise(self, queue: Queue, revision: Revision) -> None:
-        prefix = queue_prefix(*queue)
-        self.put_queue(queue, revision.queue)
-        for kind, numbers in revision.deletes:
-            first, end = (place_key(prefix, Place(kind, number)) for number in (numbers.start, numbers.stop))
-            self.erasures.append((UNITS, first, end))
-        self.changes += [(UNITS, place_key(prefix, place), value) for place, value in revision.writes.items()]
-
-    def add_span(self, queue: Queue, record: ConsumeQueue, first_offset: int, end_offset: int, units: Units) -> None:
-        """Let the units of [first_offset, end_offset), if there are any, be written to Delta."""
-        if not len(units):
-            return
-        base, count = int(units.message_base[0]), len(units)
-        kind = record.queue_type
-        self.spans.append(UnitSpan(*queue, record.topic_id, kind, first_offset, end_offset, base, count))
-
-    def remove_queue(self, queue: Queue) -> None:
-        """Remove a queue with its units."""
-        self.remove_units(queue)
-        self.changes.append((QUEUES, queue_prefix(*queue), None))
-
-    def put_ids(self, queue: Queue, ids: StoredIds) -> None:
-        self.id_counts[queue] = ids.counts
-        self.changes += ids.changes
-
-    def forget_all(self, queue: Queue) -> None:
-        """Forget the ids of a queue."""
-        self.erasures += erasures_of(queue)
-        self.id_counts[queue] = NO_IDS
-
-    def remove_units(self, queue: Queue) -> None:
-        self.forget_all(queue)
-        prefix = queue_prefix(*queue)
-        self.erasures.append((UNITS, prefix, end_of_prefix(prefix)))
-        self.changes.append((META, _delta_end_key(queue), None))
-
-
-def reader_of(store: RocksStore, queue: Queue) -> Get:
-    """Return a reader of the values of one queue."""
-    prefix = queue_prefix(*queue)
-    return lambda place: store.get(UNITS, place_key(prefix, place))
-
-
-def read_queues(store: RocksStore) -> Iterator[tuple[Queue, ConsumeQueue]]:
-    """Yield every queue of a builder's store, in the order of their keys."""
-    for key, value in store.scan(QUEUES, b""):
-        yield read_queue_prefix(key), ConsumeQueue.decode(value)
-
-
-def read_spans(entry: Entry) -> list[UnitSpan]:
-    """Return the spans of an outbox entry of kind UNIT_SPANS."""
-    return msgspec.msgpack.decode(entry.value, type=list[UnitSpan])
-
-
-def _delta_end_key(queue: Queue) -> bytes:
-    return DELTA_END_KEY + queue_prefix(*queue)

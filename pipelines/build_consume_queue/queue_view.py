@@ -20,7 +20,7 @@ from broker_state.consume_queue import (
 from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
-from pipelines.build_consume_queue.builder import read_queues, reader_of
+from pipelines.build_consume_queue.builder_records import read_queues, reader_of
 from pipelines.build_consume_queue.stored_ids import read_id_counts
 from pipelines.build_units.queue_change import Queue
 from pipelines.control_request import ControlRequest

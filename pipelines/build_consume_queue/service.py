@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from broker_state.consume_queue import ConsumeQueue
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
-from connectors.delta.covered import message_base_in_units
+from connectors.delta.restore_queries import message_base_in_units
 from connectors.kafka.own_topics import Topics
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder

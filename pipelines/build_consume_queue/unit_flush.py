@@ -21,7 +21,8 @@ from connectors.delta.rows import in_pieces
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue import PIPELINE
-from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
+from pipelines.build_consume_queue.builder import Builder
+from pipelines.build_consume_queue.builder_records import UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.failpoints import failpoint

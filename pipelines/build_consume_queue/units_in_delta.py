@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from connectors.delta.covered import unit_ends
+from connectors.delta.restore_queries import unit_ends
 from connectors.kafka.topic_admin import describe
-from pipelines.build_consume_queue.builder import UnitsInDelta
+from pipelines.build_consume_queue.builder_records import UnitsInDelta
 from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["units_in_delta"]

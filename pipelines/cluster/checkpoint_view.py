@@ -24,8 +24,8 @@ from pipelines.cluster.decide_query import checkpoint_of
 from pipelines.cluster.migration.exported_queues import export_queues
 from pipelines.cluster.migration.stored_state import fill, stored_map
 from pipelines.cluster.units_query import QUERY as BUILD_UNITS
-from pipelines.control.client import stored_policies, stored_queues, stored_status
 from pipelines.control.messages import Policies, PoliciesRequest, Status, StatusRequest
+from pipelines.control.stored_answers import stored_policies, stored_queues, stored_status
 from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["StateRequest", "answer_from_checkpoint"]

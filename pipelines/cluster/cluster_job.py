@@ -5,6 +5,7 @@ import functools
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -14,7 +15,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from checkpoints.prefix_owner import Owner
-from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
 from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
@@ -37,6 +37,7 @@ from pipelines.cluster.table_locations import TableLocations
 from pipelines.http_api.http_server import HttpServer
 from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings
+from pipelines.process.job_end import JobEnd
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.process.preflight import require_safe
@@ -98,10 +99,8 @@ class ClusterJob:
         self._spark = spark
         self._take_over = take_over
         self._state_epoch = ""
-        self._failure: BaseException | None = None
-        self._is_stopping = False
-        self._ended = threading.Event()
         self._queries = RunningQueries()
+        self._end = JobEnd()
         self._stack = contextlib.ExitStack()
         self.topics = Topics.of(settings.topic_prefix)
         self.internal = ClusterTopics.of(settings.topic_prefix)
@@ -117,82 +116,19 @@ class ClusterJob:
         """
         require_safe(self.settings)
         with self._stack:
-            self._stack.callback(self._ended.set)
+            self._stack.callback(self._end.set)
             facts = ensure_job_topics(self.connection, self.settings)
             internal = ensure_cluster_topics(self.connection, self.internal, self.cluster.audit_partitions)
             ops, results = facts[self.topics.ops], facts[self.topics.results]
-            prefix = self.settings.topic_prefix
             ownership = self._ownership(ops)
-            identity = owned_identity(
-                self._spark,
-                self.cluster.checkpoint,
-                prefix,
-                ops,
-                take=functools.partial(self._take_prefix, ownership),
-                begins=lambda: begins_now(self.connection, prefix),
-            )
-            guard = OwnershipGuard(lambda: ownership.valid_for_s, self._lose, prefix)
-            guard.start()
-            self._stack.callback(guard.stop)
+            identity = self._owned_identity(ops, ownership)
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
-            deciding = checkpoint_of(self.cluster.checkpoint)
-            committed = last_committed(self._spark, deciding, ops.name)
-            if committed is None:
-                committed = Committed(-1, identity.first_offset)
-                tables.require_no_rows_from(
-                    self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch
-                )
-                if identity.first_offset:
-                    begun = beginning_deadlines(self._spark, self.cluster.checkpoint)
-                    publish_deadlines(self.connection, self.internal, begun, int(time.time() * 1000))
-            self._watch(
-                start_decide_query(
-                    self._spark,
-                    self.connection,
-                    self._shard_settings(identity, results.partition_count),
-                    prefix=self.settings.topic_prefix,
-                    audit_partitions=internal[self.internal.audit].partition_count,
-                    state_epoch=identity.state_epoch,
-                    records_per_batch_max=self.settings.records_per_batch_max,
-                    tasks=self.cluster.tasks,
-                    checkpoint=deciding,
-                    beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
-                )
-            )
-            # While Delta or its place is away, rows wait in the audit topic, and deciding goes on.
-            audit = KeptQuery(
-                AuditQuery(
-                    self._spark,
-                    self.connection,
-                    prefix=self.settings.topic_prefix,
-                    tables=tables,
-                    state_epoch=identity.state_epoch,
-                    ops_topic_id=identity.ops_topic_id,
-                    begins=identity.audit_from,
-                    checkpoint=f"{self.cluster.checkpoint}/{AUDIT}",
-                    interval_s=self.settings.flush_interval_s,
-                    rejected_heads=self.settings.rejected_heads,
-                ).start,
-                AUDIT,
-                self._queries,
-            )
-            audit.start()
-            self._stack.callback(audit.stop)
+            committed = self._committed(identity, tables)
+            self._start_deciding(identity, results, internal)
+            audit = self._start_audit(identity, tables)
             self._start_message_queues(identity, internal)
-            watch = DriverWatch(
-                self._spark,
-                self.connection,
-                self.settings,
-                checkpoint=self.cluster.checkpoint,
-                tables=self.cluster.tables,
-                ops=ops,
-                committed=committed,
-                owner=lambda: ownership.owner,
-                audit_failures=lambda: audit.failures,
-                failure=lambda: self._failure,
-                on_failure=self._fail,
-            )
+            watch = self._watch_of_driver(ops, committed, ownership, audit)
             self._start_ticker(ops.partition_count, watch)
             self._serve(watch)
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
@@ -208,27 +144,105 @@ class ClusterJob:
 
     def stop(self) -> None:
         """Stop the ticker and the queries. What a micro-batch has begun and not committed, the next start repeats."""
-        self._is_stopping = True
+        self._end.is_stopping = True
         self._stack.close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended. False: it still runs after `timeout_s`."""
-        return self._ended.wait(timeout_s)
+        return self._end.wait(timeout_s)
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the job, if any."""
-        return self._failure
+        return self._end.failure
 
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is None and not self._is_stopping:
-            self._failure = SparkError(spark_text(error)) if isinstance(error, SPARK_ERRORS) else error
-            _log.error("job_failed", error=str(self._failure), kind=type(error).__name__)
-        self._ended.set()
+    def _owned_identity(self, ops: TopicFacts, ownership: PrefixOwnership) -> CheckpointIdentity:
+        """Return the identity of the checkpoint, once the prefix is this job's; from then on its loss ends the job."""
+        prefix = self.settings.topic_prefix
+        identity = owned_identity(
+            self._spark,
+            self.cluster.checkpoint,
+            prefix,
+            ops,
+            take=functools.partial(self._take_prefix, ownership),
+            begins=lambda: begins_now(self.connection, prefix),
+        )
+        guard = OwnershipGuard(lambda: ownership.valid_for_s, self._lose, prefix)
+        guard.start()
+        self._stack.callback(guard.stop)
+        return identity
+
+    def _committed(self, identity: CheckpointIdentity, tables: TableLocations) -> Committed:
+        """Return how far the log is decided; a job that begins must find no rows after its first record."""
+        found = last_committed(self._spark, checkpoint_of(self.cluster.checkpoint), self.topics.ops)
+        if found is not None:
+            return found
+        tables.require_no_rows_from(self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch)
+        if identity.first_offset:
+            begun = beginning_deadlines(self._spark, self.cluster.checkpoint)
+            publish_deadlines(self.connection, self.internal, begun, int(time.time() * 1000))
+        return Committed(-1, identity.first_offset)
+
+    def _start_deciding(
+        self, identity: CheckpointIdentity, results: TopicFacts, internal: Mapping[str, TopicFacts]
+    ) -> None:
+        self._watch(
+            start_decide_query(
+                self._spark,
+                self.connection,
+                self._shard_settings(identity, results.partition_count),
+                prefix=self.settings.topic_prefix,
+                audit_partitions=internal[self.internal.audit].partition_count,
+                state_epoch=identity.state_epoch,
+                records_per_batch_max=self.settings.records_per_batch_max,
+                tasks=self.cluster.tasks,
+                checkpoint=checkpoint_of(self.cluster.checkpoint),
+                beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
+            )
+        )
+
+    def _start_audit(self, identity: CheckpointIdentity, tables: TableLocations) -> KeptQuery:
+        """Start the query that writes rows; while Delta or its place is away, they wait in the audit topic."""
+        audit = KeptQuery(
+            AuditQuery(
+                self._spark,
+                self.connection,
+                prefix=self.settings.topic_prefix,
+                tables=tables,
+                state_epoch=identity.state_epoch,
+                ops_topic_id=identity.ops_topic_id,
+                begins=identity.audit_from,
+                checkpoint=f"{self.cluster.checkpoint}/{AUDIT}",
+                interval_s=self.settings.flush_interval_s,
+                rejected_heads=self.settings.rejected_heads,
+            ).start,
+            AUDIT,
+            self._queries,
+        )
+        audit.start()
+        self._stack.callback(audit.stop)
+        return audit
+
+    def _watch_of_driver(
+        self, ops: TopicFacts, committed: Committed, ownership: PrefixOwnership, audit: KeptQuery
+    ) -> DriverWatch:
+        return DriverWatch(
+            self._spark,
+            self.connection,
+            self.settings,
+            checkpoint=self.cluster.checkpoint,
+            tables=self.cluster.tables,
+            ops=ops,
+            committed=committed,
+            owner=lambda: ownership.owner,
+            audit_failures=lambda: audit.failures,
+            failure=lambda: self.failure,
+            on_failure=self._end.fail_unless_stopping,
+        )
 
     def _lose(self, error: BaseException) -> None:
         """End because the job may decide no more: at once, and not when a micro-batch has ended."""
-        self._fail(error)
+        self._end.fail_unless_stopping(error)
         self._queries.stop_at_once()
 
     def _shard_settings(self, identity: CheckpointIdentity, results_partitions: int) -> ShardSettings:
@@ -271,7 +285,7 @@ class ClusterJob:
             internal,
             checkpoint=f"{self.cluster.checkpoint}/build_units",
             tasks=self.cluster.tasks,
-            on_failure=self._fail,
+            on_failure=self._end.fail_unless_stopping,
         )
         query = queues.start()
         self._stack.callback(queues.stop)
@@ -285,7 +299,7 @@ class ClusterJob:
                 self.topics.ops,
                 ops_partitions,
                 watch.shards_behind,
-                self._fail,
+                self._end.fail_unless_stopping,
             )
             ticker.start()
             self._stack.callback(ticker.stop)
@@ -307,5 +321,5 @@ class ClusterJob:
         try:
             query.awaitTermination()
         except Exception as error:  # noqa: BLE001 - py4j raises errors of many types; the job has ended either way
-            self._fail(error)
-        self._ended.set()
+            self._end.fail_unless_stopping(error)
+        self._end.set()

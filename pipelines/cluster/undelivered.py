@@ -13,7 +13,7 @@ from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import OUTBOX
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.topic_admin import describe
-from pipelines.build_consume_queue.builder import UnitSpan
+from pipelines.build_consume_queue.builder_records import UnitSpan
 from pipelines.cluster.arrow_slices import read_slice_rows
 from pipelines.cluster.audit_query import QUERY, audit_key, stored_cursors
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity

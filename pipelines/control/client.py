@@ -1,4 +1,4 @@
-"""Asks a running job through its control socket, and reads the stored state where no job runs."""
+"""Asks a running job through its control socket or its API."""
 
 import contextlib
 import fcntl
@@ -9,28 +9,22 @@ from typing import TypeVar
 
 import msgspec
 
-from broker_state.store.rocks_store import BUILDER_FAMILIES, META, RocksStore
-from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from checkpoints.snapshot_store import Snapshot
-from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest, views_of
+from pipelines.build_consume_queue.queue_view import ConsumeQueueView
 from pipelines.control.http_client import asked_by_http
 from pipelines.control.job_file import JobFile
-from pipelines.control.lane_views import selected_queues
 from pipelines.control.messages import (
     Failure,
     Image,
     Policies,
-    PoliciesRequest,
     Rebuilt,
     Request,
     Status,
-    StatusRequest,
 )
-from pipelines.control.policy_views import policies_in
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.base_errors import Unavailable
 
-__all__ = ["ask", "is_owned", "stored_policies", "stored_queues", "stored_status"]
+__all__ = ["ask", "is_owned"]
 
 TIMEOUT_S = 15.0
 API_TIMEOUT_S = 60.0
@@ -76,53 +70,6 @@ def _asked_by_socket(job: JobFile, request: Request, timeout_s: float) -> bytes:
     except OSError as error:
         message = f"the job of process {job.pid} does not answer at {job.address}: {error}"
         raise Unavailable(message, subject=job.address) from error
-
-
-def stored_status(folder: JobFolder, request: StatusRequest) -> Status:
-    """Return the status from the stored state. No process may own the folder (`is_owned`).
-
-    Raises:
-        Invalid: The state cannot be opened.
-        Corrupt: A stored value cannot be decoded.
-    """
-    with RocksStore(folder.state, read_only=True) as store:
-        stored = store.get(META, APPLIED_KEY)
-        queues, is_cut = selected_queues(store, request.group, request.topic, request.limit)
-    return Status(
-        running=False,
-        folder=str(folder.root),
-        apply_seq=Applied.decode(stored).apply_seq if stored is not None else 0,
-        queues=queues,
-        is_cut=is_cut,
-    )
-
-
-def stored_policies(folder: JobFolder, request: PoliciesRequest) -> Policies:
-    """Return the rules in the stored state. No process may own the folder (`is_owned`).
-
-    Raises:
-        Invalid: The state cannot be opened.
-        Corrupt: A stored value cannot be decoded.
-    """
-    with RocksStore(folder.state, read_only=True) as store:
-        return Policies(policies_in(store, request.topic, request.group))
-
-
-def stored_queues(folder: JobFolder, request: QueueRequest) -> list[ConsumeQueueView]:
-    """Return the stored consume queues. No process may own the folder (`is_owned`).
-
-    Raises:
-        Invalid: No queues were built in this folder, or the request matches none.
-        Corrupt: A stored value cannot be decoded.
-    """
-    if not folder.queues.is_dir():
-        message = f"no queues were ever built in {folder.root}"
-        raise Invalid(message, subject=str(folder.root))
-    with (
-        RocksStore(folder.queues, BUILDER_FAMILIES, read_only=True) as queues,
-        RocksStore(folder.state, read_only=True) as state,
-    ):
-        return views_of(queues, state, request)
 
 
 def is_owned(folder: JobFolder) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -30,7 +29,6 @@ from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.session import join_pool
-from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.spark_source import source_options
@@ -60,6 +58,7 @@ from pipelines.laps import Lap, OnLap, untold
 from pipelines.loops.periodic import Periodic
 from pipelines.loops.retry_loop import RetryLoop
 from pipelines.printed_commands import completed_commands
+from pipelines.process.job_end import JobEnd
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
@@ -143,10 +142,7 @@ class Job:
         self._on_lap: OnLap = untold if traces is None else traces.work
         self._stored_epoch = ""
         """The state epoch, once something is stored in the state."""
-        self._failure: BaseException | None = None
-        self._is_stopping = False
-        """While the job stops, errors of what it cancels are no failures."""
-        self._ended = threading.Event()
+        self._end = JobEnd()
         self._stack = contextlib.ExitStack()
 
     def start(self) -> Self:
@@ -159,7 +155,7 @@ class Job:
             Unavailable: Kafka does not answer.
         """
         with self._stack:
-            self._stack.callback(self._ended.set)
+            self._stack.callback(self._end.set)
             self._check_topics()
             applied = self._open_state()
             self._open_producers(applied)
@@ -175,26 +171,23 @@ class Job:
 
     def stop(self) -> None:
         """Stop deciding, deliver what is decided, and close the state. Every step is tried, even if another raises."""
-        self._is_stopping = True
+        self._end.is_stopping = True
         if self.prefix_ownership is not None:
             self.prefix_ownership.hurry()
         self._stack.close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed. False: it still runs after `timeout_s`."""
-        return self._ended.wait(timeout_s)
+        return self._end.wait(timeout_s)
 
     def fail(self, error: BaseException) -> None:
         """End the job because a part that it needs has ended."""
-        if self._failure is None:
-            self._failure = SparkError(spark_text(error)) if isinstance(error, SPARK_ERRORS) else error
-            _log.error("job_failed", error=str(error), kind=type(error).__name__)
-        self._ended.set()
+        self._end.fail(error)
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the job, if any."""
-        return self._failure
+        return self._end.failure
 
     @property
     def applied(self) -> Applied:
@@ -216,8 +209,8 @@ class Job:
             found.append(
                 f"the outbox holds more than {limit:,} bytes: nothing is decided until Delta or Kafka takes some"
             )
-        if self._failure is not None:
-            found.append(completed_commands(f"the job has ended: {self._failure}"))
+        if self.failure is not None:
+            found.append(completed_commands(f"the job has ended: {self.failure}"))
         return found
 
     def report(self) -> JobReport:
@@ -230,7 +223,7 @@ class Job:
             bootstrap_servers=self.connection.bootstrap_servers,
             prefix=self.settings.topic_prefix,
             owner=OwnerView.of(self.settings.topic_prefix, self._prefix.owner),
-            failure=None if self._failure is None else completed_commands(str(self._failure)),
+            failure=None if self.failure is None else completed_commands(str(self.failure)),
             delta_seq=self.flush.delivered_seq,
             outbox_bytes=self.outbox.undelivered_bytes,
             ops_lag=self.log_watch.lag,
@@ -313,7 +306,7 @@ class Job:
             place=self._ownership.place,
             ops_topic_id=self.ops.topic_id,
             state_epoch=lambda: self._stored_epoch,
-            on_failure=self._fail_unless_stopping,
+            on_failure=self._end.fail_unless_stopping,
         )
         self._stack.callback(self.prefix_ownership.release)
         epochs = () if known is None else known.epochs
@@ -353,7 +346,7 @@ class Job:
         )
         dead_letters = KafkaDeadLetterReader(self.connection, self._earlier_letters(applied))
         self.publisher = Publisher(
-            self.topics, self.outbox, producer, dead_letters, self._prefix, self._fail_unless_stopping
+            self.topics, self.outbox, producer, dead_letters, self._prefix, self._end.fail_unless_stopping
         )
         self._stack.callback(self.publisher.stop)
         self.publisher.start()
@@ -437,8 +430,8 @@ class Job:
             self._source,
             admit=self._admit,
             apply=self._apply,
-            on_failure=self._fail_unless_stopping,
-            on_end=self._ended.set,
+            on_failure=self._end.fail_unless_stopping,
+            on_end=self._end.set,
         )
         self._stack.callback(query.stop)
         query.start({p: applied.next_offset.get(p, 0) for p in range(self.ops.partition_count)}, checkpoint)
@@ -502,17 +495,13 @@ class Job:
             finally:
                 lap.facts.update(counts)
 
-    def _fail_unless_stopping(self, error: BaseException) -> None:
-        if not self._is_stopping:
-            self.fail(error)
-
     def _admit(self) -> None:
         """Block while the outbox exerts back-pressure; raise when nothing can be published."""
         self.publisher.check()
         if self._is_outbox_full:
             _log.warning("outbox_back_pressure", outbox_bytes=self.outbox.undelivered_bytes)
         while self._is_outbox_full:
-            if self._is_stopping or self._ended.wait(OUTBOX_POLL_S):
+            if self._end.is_stopping or self._end.wait(OUTBOX_POLL_S):
                 message = "the job was stopped while it waited for room in the outbox"
                 raise Unavailable(message)
             self.publisher.check()

@@ -28,22 +28,23 @@ from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.reconcile import LogFound, require_end, require_same_log
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshot_store import SnapshotStore
-from connectors.delta.covered import (
+from connectors.delta.flusher import AuditFlusher
+from connectors.delta.log.transactions import known_versions
+from connectors.delta.restore_queries import (
     covered_offsets,
     generation_used,
     has_rows_of_others,
     quarantined,
     whole_versions,
 )
-from connectors.delta.flusher import AuditFlusher
-from connectors.delta.log.transactions import known_versions
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
 from pipelines.apply_ops.source import PIPELINE
-from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
+from pipelines.build_consume_queue.builder import Builder
+from pipelines.build_consume_queue.builder_records import UnitsInDelta
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.recovery.candidates import (
     NO_SNAPSHOT,

@@ -14,8 +14,8 @@ from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.cluster.checkpoint_view import answer_from_checkpoint
 from pipelines.cluster.committed import Committed, last_committed
 from pipelines.cluster.decide_query import checkpoint_of
-from pipelines.control.client import stored_policies, stored_status
 from pipelines.control.messages import PoliciesRequest, StatusRequest
+from pipelines.control.stored_answers import stored_policies, stored_status
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid
 from tests.support.cluster_log import Log, decide, decided_entries

@@ -20,7 +20,7 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.applied import Applied, applied_of
 from checkpoints.layout import JobFolder
 from checkpoints.spark_progress import planned_end
-from connectors.delta.covered import whole_versions
+from connectors.delta.restore_queries import whole_versions
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.source import PIPELINE

@@ -14,9 +14,10 @@ from pipelines.cli.exits import say
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.target import JobPlace, Target, end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.cli.time_options import Duration
-from pipelines.control.client import ask, stored_policies
+from pipelines.control.client import ask
 from pipelines.control.messages import Policies, PoliciesRequest
 from pipelines.control.policy_views import PolicyView
+from pipelines.control.stored_answers import stored_policies
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Policy
 

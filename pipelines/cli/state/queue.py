@@ -11,9 +11,10 @@ from broker_state.consume_queue import NO_DUPLICATE, Unit
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
 from pipelines.cli.printing import standard_output, time_text
 from pipelines.cli.target import JobApi, JobPlace, end_without_job, require_left_alone, require_running_job, running_job
-from pipelines.control.client import ask, stored_queues
+from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import RebuildRequest, Rebuilt
+from pipelines.control.stored_answers import stored_queues
 from popstream.payload.payloads import Payloads
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of

@@ -13,10 +13,11 @@ from connectors.delta.table_sizes import TableSize, table_sizes
 from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import JobPlace, end_without_job, require_left_alone, require_running_job, running_job
-from pipelines.control.client import ask, stored_status
+from pipelines.control.client import ask
 from pipelines.control.cluster_report import ClusterReport
 from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import OwnerView, Status, StatusRequest
+from pipelines.control.stored_answers import stored_status
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 __all__ = ["run_ready", "run_status", "show_status", "status_of"]

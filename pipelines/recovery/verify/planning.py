@@ -13,10 +13,10 @@ from checkpoints.applied import Applied, applied_of
 from checkpoints.reconcile import LogFound
 from checkpoints.replay import replay_of
 from checkpoints.table_file import verify_tables
-from connectors.delta.covered import whole_versions
 from connectors.delta.log.commits import commits_up_from
 from connectors.delta.log.transactions import epochs_of
 from connectors.delta.pieces import PiecedTable, find_pieces
+from connectors.delta.restore_queries import whole_versions
 from connectors.delta.store import require_columns
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, table_path
 from pipelines.apply_ops.quarantine import Quarantine

@@ -21,7 +21,7 @@ from connectors.delta.pieces import Span, TablePiece, read_piece, rows_since
 from connectors.delta.row_comparison import Comparison, compare_rows
 from connectors.delta.tables import CONSUME_QUEUE, table_path
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue.builder import read_queues, read_spans, reader_of
+from pipelines.build_consume_queue.builder_records import read_queues, read_spans, reader_of
 from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.build_units.queue_change import Queue
 from pipelines.decide_ops.entry import EntryKind

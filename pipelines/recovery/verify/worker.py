@@ -63,7 +63,7 @@ def _compare_units(
 ) -> object:
     # These need PySpark's classes, which the other processes do not load.
     from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore  # noqa: PLC0415
-    from pipelines.build_consume_queue.builder import read_queues  # noqa: PLC0415
+    from pipelines.build_consume_queue.builder_records import read_queues  # noqa: PLC0415
     from pipelines.build_units.queue_change import Queue  # noqa: PLC0415
     from pipelines.recovery.verify.units import MessageLog, compare_units  # noqa: PLC0415
 

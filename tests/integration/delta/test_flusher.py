@@ -24,7 +24,6 @@ from pyspark.errors import PySparkException
 
 from broker_state.audit import CommitPositionRow, OperationRow, OrderInfoRow, RejectedRow
 from connectors.delta import exactly_once
-from connectors.delta.covered import whole_versions
 from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
@@ -32,6 +31,7 @@ from connectors.delta.log.commits import read_commit
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.log.transactions import known_versions
 from connectors.delta.log.write_commit import write_commit
+from connectors.delta.restore_queries import whole_versions
 from connectors.delta.rows import encode_rows
 from connectors.delta.spark_tables import register_views
 from connectors.delta.store import ensure_table, write_checkpoint

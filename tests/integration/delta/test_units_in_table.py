@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.delta.covered import message_base_in_units, unit_ends
+from connectors.delta.restore_queries import message_base_in_units, unit_ends
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import CONSUME_QUEUE
 from tests.support.unit_rows import append_units, batch_row

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors.delta.covered import whole_versions
 from connectors.delta.log.commits import commits_after, commits_back_from, read_commit
 from connectors.delta.log.table_log import checkpoint_damage, read_data_files, read_table_log
+from connectors.delta.restore_queries import whole_versions
 from connectors.delta.store import require_columns
 from connectors.delta.tables import AUDIT_TABLES
 from popstream.wire.base_errors import Corrupt

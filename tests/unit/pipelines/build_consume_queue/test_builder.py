@@ -18,7 +18,8 @@ from broker_state.consume_queue import ContradictionError, Scan, Units, holes, u
 from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue import queue_view
-from pipelines.build_consume_queue.builder import Builder, UnitsInDelta, read_spans
+from pipelines.build_consume_queue.builder import Builder
+from pipelines.build_consume_queue.builder_records import UnitsInDelta, read_spans
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.build_units.queue_change import Queue, declare_of

@@ -17,7 +17,7 @@ from checkpoints.replay import NO_REPLAY, replay_of
 from checkpoints.snapshot_store import Snapshot
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.build_consume_queue.builder import UnitSpan
+from pipelines.build_consume_queue.builder_records import UnitSpan
 from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
 from pipelines.cluster.copy_of_state import WithBeginning, local_tables
 from pipelines.cluster.extent import START

@@ -18,7 +18,8 @@ from broker_state.consume_queue import Scan, Unit, Units, units_between
 from broker_state.store.keys import queue_prefix
 from broker_state.store.rocks_store import BUILDER_FAMILIES, UNITS, RocksStore
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue.builder import Builder, read_spans
+from pipelines.build_consume_queue.builder import Builder
+from pipelines.build_consume_queue.builder_records import read_spans
 from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.build_units.accepted_ids import DedupRule
 from pipelines.cluster import queue_shard

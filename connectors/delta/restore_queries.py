@@ -1,4 +1,4 @@
-"""The rows of an audit table, also after RESTORE or VACUUM: read when a state is restored."""
+"""What the tables have, also after RESTORE or VACUUM: asked when a state is restored or begins anew."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
 from broker_state.store.generation import generation_of
-from connectors.delta.history_start import deleted_epoch_max, first_ms_of
+from connectors.delta.history_start import deleted_epoch_max
 from connectors.delta.log.commits import commits_back_from, read_commit
 from connectors.delta.log.table_log import read_table_log, require_table_log
 from connectors.delta.log.transactions import known_versions, versions_by_epoch
-from connectors.delta.pieces import rows_since
-from connectors.delta.row_comparison import ROW_KEY, comparable_schema, compare_rows, described_row
 from connectors.delta.spark_errors import require_undamaged
 from connectors.delta.tables import (
     AUDIT_TABLES,
@@ -28,18 +24,18 @@ from connectors.delta.tables import (
 from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
-    "Covered",
     "covered_offsets",
     "generation_used",
     "has_rows_of_others",
     "message_base_in_units",
     "quarantined",
+    "rows_of_ops_topic",
     "unit_ends",
     "whole_versions",
 ]
@@ -56,7 +52,7 @@ def covered_offsets(spark: SparkSession, root: Path, ops_topic_id: str) -> dict[
     covered = {}
     for table in AUDIT_TABLES:
         with require_undamaged(table_path(root, table)):
-            rows = _rows_of(spark, table_path(root, table), ops_topic_id)
+            rows = rows_of_ops_topic(spark, table_path(root, table), ops_topic_id)
             ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
         covered[table] = {int(row["partition"]): int(row["end"]) for row in ends}
     return covered
@@ -143,7 +139,7 @@ def quarantined(spark: SparkSession, root: Path, ops_topic_id: str) -> list[tupl
     """Return (partition, Kafka offset, reason) of quarantined records: a replay must not decide them either."""
     path = table_path(root, REJECTED.name)
     with require_undamaged(path):
-        rows = _rows_of(spark, path, ops_topic_id).where(f.col("reason") == "QUARANTINED")
+        rows = rows_of_ops_topic(spark, path, ops_topic_id).where(f.col("reason") == "QUARANTINED")
         found = rows.select("partition", "kafka_offset", "detail").collect()
     return [(row["partition"], row["kafka_offset"], row["detail"]) for row in found]
 
@@ -167,87 +163,6 @@ def has_rows_of_others(spark: SparkSession, root: Path, ops_topic_id: str) -> bo
     return False
 
 
-class Covered:
-    """Compares recomputed rows with those in a table.
-
-    Args:
-        spark: The session.
-        root: Folder of the tables.
-        table: Name of an audit table.
-        ops_topic_id: Rows of other ops topics are ignored.
-        ends: Kafka offset by partition, as `covered_offsets` returned it when the state was restored.
-        compared_from: Kafka offset by partition, below which the table's rows come from lost operations.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        root: Path,
-        table: str,
-        ops_topic_id: str,
-        ends: Mapping[int, int],
-        compared_from: Mapping[int, int] | None = None,
-    ) -> None:
-        self._spark = spark
-        self._path = table_path(root, table)
-        self._table = table
-        self._ops_topic_id = ops_topic_id
-        self._ends = {partition: end for partition, end in ends.items() if end > 0}
-        self._compared_from = dict(compared_from or {})
-        self.verified_rows = 0
-
-    def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return (rows that the table must contain, new rows).
-
-        In neither are rows below `compared_from`, and those of dates that retention has deleted.
-        """
-        if not self._ends:
-            return rows.slice(0, 0), rows
-        rows = self._of_kept_dates(rows)
-        places = list(zip(rows["partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True))
-        known = _below(self._ends, places)
-        compared = pc.and_not(known, _below(self._compared_from, places))
-        return rows.filter(compared), rows.filter(pc.invert(known))
-
-    def verify(self, recomputed: pa.Table) -> None:
-        """Check that the table has exactly these rows between the first and the last of them, in each partition.
-
-        Raises:
-            Corrupt: It has other rows, or a file of it is damaged.
-        """
-        schema = comparable_schema(AUDIT_TABLES[self._table])
-        with require_undamaged(self._path):
-            found = self._of_kept_dates(self._between(recomputed).toArrow().select(schema.names).cast(schema))
-        wanted = self._of_kept_dates(recomputed.select(schema.names).cast(schema))
-        compared = compare_rows(wanted, found, ROW_KEY, described_row)
-        if not compared.is_equal:
-            message = (
-                f"{self._table} has other rows than its log leads to: the table or the restored state was changed:"
-                " stop the job and run `popstream verify`, which says how to repair it"
-            )
-            raise Corrupt(message, subject=self._table, details=compared.lines(f"rows of {self._table}"))
-        self.verified_rows += wanted.num_rows
-
-    def _of_kept_dates(self, rows: pa.Table) -> pa.Table:
-        # As it is now: retention goes on during a replay.
-        return rows_since(rows, "now_ms", first_ms_of(require_table_log(self._path).txns))
-
-    def _between(self, rows: pa.Table) -> DataFrame:
-        ends = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()
-        spans = ((end["partition"], end["kafka_offset_min"], end["kafka_offset_max"] + 1) for end in ends)
-        return self._within(spans)
-
-    def _within(self, spans: Iterable[tuple[int, int, int]]) -> DataFrame:
-        """Return the rows whose record is in one of the spans (partition, first offset, end offset)."""
-        within = f.lit(False)
-        for partition, first, end in spans:
-            within = within | ((f.col("partition") == partition) & f.col("kafka_offset").between(first, end - 1))
-        return _rows_of(self._spark, self._path, self._ops_topic_id).where(within)
-
-
-def _below(ends: Mapping[int, int], places: Iterable[tuple[int, int]]) -> pa.Array:
-    return pa.array([offset < ends.get(partition, 0) for partition, offset in places], pa.bool_())
-
-
-def _rows_of(spark: SparkSession, path: Path, ops_topic_id: str) -> DataFrame:
+def rows_of_ops_topic(spark: SparkSession, path: Path, ops_topic_id: str) -> DataFrame:
+    """Return the rows of the audit table at `path` that come from an ops topic. Reads nothing yet."""
     return spark.read.format("delta").load(str(path)).where(f.col("ops_topic_id") == ops_topic_id)
