@@ -13,6 +13,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from popstream.exchange.partitioner import ops_key, partition_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from connectors.kafka.own_topics import Topics
@@ -107,50 +108,73 @@ class Workload:
         producer.close()
 
     def _send_one(self, producer: KafkaProducer) -> None:
-        chance = self._random
-        queue = chance.choice(QUEUES)
-        what = chance.random()
-        if what < 0.22:
-            first = self._written[queue] + chance.choice([0, 0, 0, 2])
-            self._written[queue] = last = first + chance.randrange(1, 12)
-            skip = [[first + 1, first + 1]] if chance.random() < 0.2 else []
-            ranges = [{"first": first, "last": last - 1}]
-            if first > 2:
-                ranges.append({"first": first - 2, "last": first - 1})
-            self._send(producer, queue, "dispatch", ranges=ranges, skip=skip)
-        elif what < 0.55:
-            group = chance.choice(GROUPS)
-            pop: dict[str, Any] = {
-                "max_messages": chance.choice([1, 4, 16]),
-                "invisible_time_ms": chance.choice([300, 1500, 60_000]),
-            }
-            if group == ORDERLY:
-                pop |= {"order": True, "attempt_id": chance.choice(["a", "b", "c"])}
-            op_id = self._send(
-                producer, queue, "pop", group=group, **pop, poll_time_ms=chance.choice([0, 0, 800, 5000])
-            )
-            self._pops[op_id] = (queue, group)
-        elif what < 0.85 and self._popped:
-            self._answer_a_pop(producer)
-        elif what < 0.9 and self._pops:
-            target = chance.choice(list(self._pops))
-            self._send(producer, self._pops[target][0], "cancel", target_op_id=target)
-        elif what < 0.93:
-            self._send(producer, queue, "return_client", group=chance.choice(GROUPS), client_id=self._name)
-        elif what < 0.97:
-            again, value = chance.choice(self._bytes[-200:])
-            if value:
-                self._write(producer, again, value)
-        elif what < 0.98:
-            self._send(producer, queue, "reset_offset", group="search", queue_offset=self._written[queue] // 2)
-        elif what < 0.99:
-            self._send(producer, queue, "forget_lane", group="search")
-        else:
-            self._write(producer, queue, chance.choice([b"", b"{nope"]))
-            self._send(producer, queue, "pop", v=2)
-            self._bytes.pop()  # what cannot be read is not remembered: sent again, it is answered at another time
+        queue = self._random.choice(QUEUES)
+        kinds: dict[Callable[[KafkaProducer, tuple[str, int]], None], int] = {
+            self._dispatch: 22,
+            self._pop: 33,
+            self._answer_a_pop: 30,
+            self._cancel: 5,
+            self._return_client: 3,
+            self._send_again: 4,
+            self._reset: 1,
+            self._forget: 1,
+            self._send_unreadable: 1,
+        }
+        (send,) = self._random.choices(list(kinds), list(kinds.values()))
+        send(producer, queue)
 
-    def _answer_a_pop(self, producer: KafkaProducer) -> None:
+    def _dispatch(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        chance = self._random
+        first = self._written[queue] + chance.choice([0, 0, 0, 2])
+        self._written[queue] = last = first + chance.randrange(1, 12)
+        skip = [[first + 1, first + 1]] if chance.random() < 0.2 else []
+        ranges = [{"first": first, "last": last - 1}]
+        if first > 2:
+            ranges.append({"first": first - 2, "last": first - 1})
+        self._send(producer, queue, "dispatch", ranges=ranges, skip=skip)
+
+    def _pop(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        chance = self._random
+        group = chance.choice(GROUPS)
+        pop: dict[str, Any] = {
+            "max_messages": chance.choice([1, 4, 16]),
+            "invisible_time_ms": chance.choice([300, 1500, 60_000]),
+        }
+        if group == ORDERLY:
+            pop |= {"order": True, "attempt_id": chance.choice(["a", "b", "c"])}
+        op_id = self._send(producer, queue, "pop", group=group, **pop, poll_time_ms=chance.choice([0, 0, 800, 5000]))
+        self._pops[op_id] = (queue, group)
+
+    def _cancel(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        if not self._pops:
+            self._return_client(producer, queue)
+            return
+        target = self._random.choice(list(self._pops))
+        self._send(producer, self._pops[target][0], "cancel", target_op_id=target)
+
+    def _return_client(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        self._send(producer, queue, "return_client", group=self._random.choice(GROUPS), client_id=self._name)
+
+    def _send_again(self, producer: KafkaProducer, _queue: tuple[str, int]) -> None:
+        again, value = self._random.choice(self._bytes[-200:])
+        if value:
+            self._write(producer, again, value)
+
+    def _reset(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        self._send(producer, queue, "reset_offset", group="search", queue_offset=self._written[queue] // 2)
+
+    def _forget(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        self._send(producer, queue, "forget_lane", group="search")
+
+    def _send_unreadable(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        self._write(producer, queue, self._random.choice([b"", b"{nope"]))
+        self._send(producer, queue, "pop", v=2)
+        self._bytes.pop()  # what cannot be read is not remembered: sent again, it is answered at another time
+
+    def _answer_a_pop(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        if not self._popped:
+            self._cancel(producer, queue)
+            return
         chance = self._random
         queue, group, answer = self._popped[-1 - chance.randrange(min(8, len(self._popped)))]
         offsets = [[first, last] for first, last, _ in answer["messages"]]

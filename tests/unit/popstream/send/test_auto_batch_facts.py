@@ -197,7 +197,7 @@ CHECKS: dict[str, Check] = {
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_fact(name: str) -> None:
+def test_a_producer_agrees_with_each_fact_of_rocketmq(name: str) -> None:
     CHECKS[name](FACTS[name])
 
 
