@@ -39,7 +39,7 @@ CONTENTS = [
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_attempts(tmp_path: Path, content: bytes) -> None:
+def test_damaged_attempts_are_counted_from_one_again(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "attempts"
     file.write_bytes(content)
     attempts = Attempts(file)
@@ -48,7 +48,7 @@ def test_attempts(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_lock(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_lock_holds_and_is_written_again(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "lock"
     file.write_bytes(content)
     with Ownership(file) as owner:
@@ -61,7 +61,7 @@ def test_lock(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_job_file(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_job_file_names_no_job(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "job.json").write_bytes(content)
     assert JobFile.read(tmp_path / "job.json") is None
 
@@ -70,7 +70,7 @@ def test_a_job_file_that_is_a_folder(tmp_path: Path) -> None:
     assert JobFile.read(tmp_path) is None
 
 
-def test_last_done(tmp_path: Path) -> None:
+def test_work_whose_last_time_is_lost_begins_after_a_whole_interval(tmp_path: Path) -> None:
     """A file in place of the folder."""
     (tmp_path / "last_done").write_bytes(b"")
     periodic = Periodic("snapshot", 900, lambda: None, tmp_path / "last_done")
@@ -102,7 +102,7 @@ def test_the_manifest_of_another_snapshot_is_no_snapshot(tmp_path: Path) -> None
     assert snapshots.prune(SnapshotRetention(newest=1)) == 0
 
 
-def test_quarantine(tmp_path: Path) -> None:
+def test_a_damaged_list_of_quarantined_records_is_refused(tmp_path: Path) -> None:
     with RocksStore(tmp_path / "state") as store:
         family, key, _ = quarantine_change(0, 7, "x")
         store.write_changes([(family, key, b"\xff")])

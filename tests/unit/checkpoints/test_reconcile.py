@@ -39,11 +39,11 @@ def refusal(
     return str(caught.value)
 
 
-def test_all_agree() -> None:
+def test_a_state_that_agrees_with_log_and_tables_starts() -> None:
     reconcile(STATE, {"operations": 30}, LOG, [table(b=30), table("rejected")])
 
 
-def test_first_start_of_all() -> None:
+def test_a_job_starts_where_nothing_is_yet() -> None:
     reconcile(None, {}, log(first_offset={0: 0, 1: 0}), [table(), table("rejected")])
 
 
@@ -84,7 +84,7 @@ def test_rocksdb_lost() -> None:
     assert "`popstream restore`" in said
 
 
-def test_delta_restored() -> None:
+def test_a_table_that_was_put_back_to_an_older_version_is_refused() -> None:
     said = refusal(STATE, {"operations": 30}, LOG, table(b=30, restored=True))
     assert "operations was RESTOREd" in said
     assert "`popstream restore`" in said
@@ -146,7 +146,7 @@ def test_partition_added() -> None:
     assert "`popstream up --prefix NAME --folder FOLDER --ops-partitions 3`" in said
 
 
-def test_partition_gone() -> None:
+def test_a_log_that_lacks_a_partition_is_refused() -> None:
     said = refusal(STATE, {}, log(first_offset={0: 0}, end_offset={0: 600}))
     assert "partition 1 ends at 0, but is decided up to 700" in said
 

@@ -36,7 +36,7 @@ def left_of(job: MemoryJob, *, order: bool = False) -> list[tuple[bytes | None, 
         ]
 
 
-def test_iteration(job: MemoryJob) -> None:
+def test_messages_come_by_iteration_until_the_consumer_is_told_to_stop(job: MemoryJob) -> None:
     async def main() -> set[bytes | None]:
         found = set()
         async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:

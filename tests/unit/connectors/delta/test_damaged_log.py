@@ -236,7 +236,7 @@ def test_a_checkpoint_of_commits_that_are_lost(root: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"crc", b"crc\0\0\0\2\0", b"\xff" * 24])
-def test_damaged_checksums(root: Path, content: bytes) -> None:
+def test_a_commit_with_a_damaged_checksum_is_named(root: Path, content: bytes) -> None:
     """Spark refuses the file as well."""
     file = commit(root, 1)
     file.with_name(f".{file.name}.crc").write_bytes(content)

@@ -135,7 +135,7 @@ def test_no_row_names_the_tables(folder: Path) -> None:
         (("--at", "2026-11-21T12:02Z"), 3),
     ],
 )
-def test_earlier_versions(folder: Path, options: tuple[str, ...], rows: int) -> None:
+def test_a_query_reads_a_table_as_it_was(folder: Path, options: tuple[str, ...], rows: int) -> None:
     done = query(folder, "SELECT count(*) AS n FROM deliveries", "--json", *options)
     assert json.loads(done.stdout) == {"n": rows}
 
