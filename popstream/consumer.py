@@ -173,11 +173,11 @@ class Consumer(Generic[Body]):
         **settings: Any,  # noqa: ANN401 - ClientSettings checks them
     ) -> None:
         if isinstance(topics, str):
-            text = f"topics is a list of names, not one name: [{topics!r}]"
-            raise Invalid(text, subject=topics)
+            message = f"topics is a list of names, not one name: [{topics!r}]"
+            raise Invalid(message, subject=topics)
         if order and resend_with is not None:
-            text = "an orderly group redelivers whole units: a message that is sent again would be out of order"
-            raise Invalid(text, subject=group)
+            message = "an orderly group redelivers whole units: a message that is sent again would be out of order"
+            raise Invalid(message, subject=group)
         retries = Retries(max_attempts, back_off, describe_error)
         self.settings = ClientSettings(
             bootstrap_servers=bootstrap_servers, client_id=client_id or new_client_id(), prefix=prefix, **settings
@@ -601,8 +601,8 @@ class Consumer(Generic[Body]):
             if self._is_closing:
                 raise self._closed()
             if not self._topics:
-                text = "the consumer has no topics to iterate over: Consumer(..., topics=[...])"
-                raise Invalid(text, subject=self.client_id)
+                message = "the consumer has no topics to iterate over: Consumer(..., topics=[...])"
+                raise Invalid(message, subject=self.client_id)
             if self._subscription is None or self._subscription.is_stopped:
                 self._subscription = Subscription(
                     f"{self.client_id}-pops",
@@ -669,8 +669,8 @@ class Consumer(Generic[Body]):
             raise self._closed()
 
     def _closed(self) -> ClientClosed:
-        text = f"consumer {self.client_id} is closed"
-        return ClientClosed(text, subject=self.client_id)
+        message = f"consumer {self.client_id} is closed"
+        return ClientClosed(message, subject=self.client_id)
 
 
 def _hashes(tags: Sequence[str] | None) -> list[int] | None:

@@ -41,8 +41,8 @@ class Retries:
         describe: Callable[[BaseException], str] = describe_error,
     ) -> None:
         if max_attempts is not None and not 0 <= max_attempts <= ATTEMPTS_MAX:
-            text = f"max_attempts takes 0..{ATTEMPTS_MAX}, not {max_attempts}"
-            raise Invalid(text, subject="max_attempts")
+            message = f"max_attempts takes 0..{ATTEMPTS_MAX}, not {max_attempts}"
+            raise Invalid(message, subject="max_attempts")
         self._back_off = back_off if isinstance(back_off, BackOff) else BackOff(tuple(back_off))
         self._max_attempts = max_attempts
         self._declared_ms: list[int] | None = None

@@ -30,8 +30,8 @@ class HandlerPool:
     """A handler and the threads that call it.
 
     A set is one message, unless more were asked for; in an orderly group it is the messages of one pop. When the
-    handler fails, the message at which it failed and all later ones of its set are settled in one request (seed 000: a
-    failed delivery returns the rest of the response). Only the first one has had an attempt (`Subscription.fail`).
+    handler fails, the message at which it failed and all later ones of its set are settled in one request. Only the
+    first one has had an attempt (`Subscription.fail`).
 
     Args:
         name: Prefix of the names of the threads.

@@ -171,8 +171,8 @@ class RecordFiller:
         timeout_s = max(0, min(self._fetch_timeout_ms, left_ms)) / 1000
         fetched = self._payloads.fetch(topic, queue_id, ranges_of(by_offset), timeout_s, bytes_max)
         if fetched.late and not fetched.payloads:
-            text = f"records {fetched.late} were leased, but cannot be read within {timeout_s} s"
-            raise PayloadMissing(text, subject=f"{topic}/{queue_id}")
+            message = f"records {fetched.late} were leased, but cannot be read within {timeout_s} s"
+            raise PayloadMissing(message, subject=f"{topic}/{queue_id}")
         for queue_offset, payload in fetched.payloads.items():
             self._take_payload(by_offset[queue_offset], payload)
         gone, late = _at(by_offset, fetched.gone), _at(by_offset, fetched.late)
