@@ -241,6 +241,7 @@ class ClusterJob:
             verifier=OperationVerifier.of(self.settings.admin_ring, self.topics.ops),
             seed=identity.seed,
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
+            shards_per_task=shards_per_task,
         )
 
     def _ownership(self, ops: TopicFacts) -> PrefixOwnership:

@@ -52,6 +52,7 @@ class ShardSettings(NamedTuple):
         seed: Of the hashes of op_ids.
         cache_bytes: Bytes of decoded state, as stored, that each shard keeps.
         verifier: Verifies operations on queues and groups; None: they need no signature.
+        shards_per_task: Shards that a task has, about: a worker keeps some more in memory.
     """
 
     run_id: str
@@ -61,6 +62,7 @@ class ShardSettings(NamedTuple):
     seed: int
     cache_bytes: int
     verifier: OperationVerifier | None = None
+    shards_per_task: int = 8
 
 
 class ShardMeta(msgspec.Struct, array_like=True, frozen=True):

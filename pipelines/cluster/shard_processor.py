@@ -14,6 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
+from pipelines.cluster.kept_shards import KeptShards
 from pipelines.cluster.migration.shard_rows import META_MAP
 from pipelines.cluster.outgoing import OutgoingRecord, Outlet, deadlines_record, records_of
 from pipelines.cluster.packed_records import Payload, bounded_slices
@@ -25,8 +26,7 @@ from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["ShardProcessor"]
 
-_shards: dict[tuple[str, int], Shard] = {}
-"""By run of the query and partition of the ops topic."""
+_shards = KeptShards()
 
 
 class ShardProcessor(StatefulProcessor):
@@ -67,7 +67,7 @@ class ShardProcessor(StatefulProcessor):
                 yield record.row
         except BaseException:
             # Its memory may be ahead of the state.
-            _shards.pop((self._settings.run_id, partition), None)
+            _shards.drop((self._settings.run_id, partition))
             raise
         finally:
             if attempts is not None:
@@ -115,11 +115,11 @@ class ShardProcessor(StatefulProcessor):
         stored = self._meta.get()
         meta = ShardMeta() if stored is None else ShardMeta.decode(stored)
         place = self._settings.run_id, partition
-        shard = _shards.get(place)
-        if shard is None or shard.meta != meta:
-            if stored is not None:
-                require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
-            shard = _shards[place] = Shard(self._settings, self._maps, meta)
-        else:
+        shard = _shards.get(place, meta)
+        if shard is not None:
             shard.bind(self._maps)
-        return shard
+            return shard
+        if stored is not None:
+            require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
+        shards_max = KeptShards.limit_for(self._settings.shards_per_task)
+        return _shards.load(place, shards_max, lambda: Shard(self._settings, self._maps, meta))
