@@ -39,6 +39,8 @@ from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
 from pipelines.decide_ops.entry import EntryKind, LogPlace
 from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Corrupt
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["PIPELINE", "QUERY", "AuditQuery", "begins_now", "new_entries", "rows_from", "stored_cursors"]
 
@@ -48,6 +50,7 @@ PIPELINE = "cluster"
 
 RECORDS_PER_BATCH_MAX = 20_000
 _CURSORS_KEPT = 100
+_AGAIN = "Put the file back, or begin a new checkpoint with tables of its own, which decides the log again"
 
 AuditOffset = tuple[int, int]
 """(partition of the audit topic, Kafka offset)."""
@@ -233,10 +236,24 @@ def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Curso
     Args:
         spark: A session.
         checkpoint: Path or URL of the checkpoint of the audit query.
-        batch_id: Number of the micro-batch.
+        batch_id: Number of the micro-batch; of the first one they are not stored.
+
+    Raises:
+        Corrupt: They are missing, or cannot be read.
+        Unavailable: The place cannot be reached.
     """
-    stored = _cursor_file(spark, checkpoint, batch_id).read()
-    return Cursors({} if stored is None else msgspec.json.decode(stored, type=dict[str, LogPlace]))
+    file = _cursor_file(spark, checkpoint, batch_id)
+    stored = file.read()
+    try:
+        if stored is not None:
+            return Cursors(msgspec.json.decode(stored, type=dict[str, LogPlace]))
+    except DECODE_ERRORS as error:
+        message = f"{file.url} cannot be read: {error}. {_AGAIN}"
+        raise Corrupt(message, subject=file.url) from error
+    if batch_id:
+        message = f"{file.url} is missing, so what is written to the tables is not known. {_AGAIN}"
+        raise Corrupt(message, subject=file.url)
+    return Cursors({})
 
 
 def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
