@@ -14,7 +14,7 @@ from broker_state.kernel.context.decision import OpRecord
 from broker_state.store.keys import read_queue_prefix
 from broker_state.store.value_format import FORMAT_1, read_stored
 from pipelines.cluster.deadline_index import DeadlineIndex
-from pipelines.cluster.shard_state import ShardMaps, ShardState
+from pipelines.cluster.shard_state import ShardMaps, ShardState, quarantine_key, quarantined_in
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
 from pipelines.decide_ops.ops_decider import Decided, OpsDecider
@@ -72,14 +72,12 @@ class ShardMeta(msgspec.Struct, array_like=True, frozen=True):
         next_offset: First undecided Kafka offset.
         first_chunk: Number of the first chunk of the window.
         end_chunk: The number that its next one gets.
-        quarantined: The error by offset of each record that could not be decided.
         ends: By number of a table, or LETTERS: the place after the last row, or letter, that has left.
     """
 
     next_offset: int = 0
     first_chunk: int = 1
     end_chunk: int = 1
-    quarantined: dict[int, str] = {}
     ends: dict[int, LogPlace] = {}
 
     def encode(self) -> bytes:
@@ -123,7 +121,9 @@ class Shard:
         self.meta = meta
         self._state = ShardState(maps, settings.seed, meta.first_chunk, meta.end_chunk)
         self._decoder = Decoder(settings.ops_partitions, settings.signer, settings.verifier)
-        self._quarantined = dict(meta.quarantined)
+        self._maps = maps
+        # Of undecided records: a snapshot may have them. Those of decided ones are kept for who decides the log again.
+        self._quarantined = {at: error for at, error in quarantined_in(maps).items() if at >= meta.next_offset}
         self._decider = OpsDecider(
             self._state,
             self._decode,
@@ -138,6 +138,7 @@ class Shard:
 
     def bind(self, maps: ShardMaps) -> None:
         """Go on with the maps of the next micro-batch."""
+        self._maps = maps
         self._state.bind(maps)
 
     def apply(self, records: Iterable[KafkaRecord], notes: Notes | None = None) -> list[PlacedEntry]:
@@ -174,7 +175,7 @@ class Shard:
         except Exception as error:  # noqa: BLE001 - whatever a record makes the kernel raise
             decider.give_up()
             if len(records) == 1:
-                self._quarantined[records[0].kafka_offset] = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
+                self._quarantined[records[0].kafka_offset] = _text(error)
                 self._apply(records, entries, notes)
                 return
             middle = len(records) // 2
@@ -206,10 +207,13 @@ class Shard:
         self._state.write(self._decider.overlay, max(record.timestamp_ms for record in records))
         for queue in self._decider.written().touched:
             self._note_deadline(queue.prefix)
+        for record in records if self._quarantined else ():
+            if (error := self._quarantined.pop(record.kafka_offset, None)) is not None:
+                self._maps.quarantined.put(quarantine_key(record.kafka_offset), error.encode())
         first_chunk, end_chunk = self._state.chunks
         ends = self.meta.ends | {order_number(entry): entry.end for entry in made if entry.end is not None}
         next_offset = records[-1].kafka_offset + 1
-        self.meta = ShardMeta(next_offset, first_chunk, end_chunk, dict(self._quarantined), ends)
+        self.meta = ShardMeta(next_offset, first_chunk, end_chunk, ends)
 
     def _decode(self, record: KafkaRecord) -> OpRecord | Rejected:
         error = self._quarantined.get(record.kafka_offset) if self._quarantined else None
@@ -239,3 +243,9 @@ def earliest_deadlines(index: DeadlineIndex) -> list[QueueDeadline]:
 def order_number(entry: PlacedEntry) -> int:
     """Return of which order an entry of rows, or a dead letter, has places."""
     return LETTERS if entry.kind == EntryKind.DEAD_LETTER else entry.value[0]
+
+
+def _text(error: Exception) -> str:
+    """Return what is kept of the error of a record; it may quote what cannot be encoded."""
+    text = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
+    return text.encode(errors="replace").decode()

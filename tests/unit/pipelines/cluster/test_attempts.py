@@ -19,6 +19,7 @@ from pipelines.cluster.audit_query import audit_key, new_entries, rows_from
 from pipelines.cluster.extent import Cursors, Extent
 from pipelines.cluster.outgoing import EntryKey, Outlet, records_of
 from pipelines.cluster.shard import Shard, ShardMeta
+from pipelines.cluster.shard_state import quarantined_in
 from pipelines.cluster.unit_entries import UnitsKey
 from pipelines.decide_ops import ops_decider
 from pipelines.decide_ops.entries import read_slice
@@ -164,7 +165,7 @@ def test_the_cut_for_a_record_that_raises_changes_the_rows_of_no_other_one(monke
     whole, alone = Attempt(RECORDS), Attempt(RECORDS, notes=Noted())
     assert whole.sent == alone.sent
     assert whole.stored() == alone.stored()
-    assert [*whole.meta.quarantined] == [POISON]
+    assert [*quarantined_in(whole.maps)] == [POISON]
 
     def before(rows: Counter[str]) -> Counter[str]:
         return Counter({row: count for row, count in rows.items() if kafka_offset_of(row) < POISON})
@@ -174,7 +175,7 @@ def test_the_cut_for_a_record_that_raises_changes_the_rows_of_no_other_one(monke
 
 def test_a_record_under_which_the_process_has_ended_is_the_only_one_to_differ() -> None:
     alone = Attempt(RECORDS, notes=Noted(POISON))
-    assert [*alone.meta.quarantined] == [POISON]
+    assert [*quarantined_in(alone.maps)] == [POISON]
     by_op = {answer["op_id"]: answer for answer in alone.answers}
     assert [op_id for op_id, answer in by_op.items() if answer["code"]] == [f"op-{POISON}"]
     assert {*rows_in([*Attempt(RECORDS[:POISON]).sent, *alone.sent]).values()} == {1}
