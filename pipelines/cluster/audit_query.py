@@ -42,13 +42,26 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["PIPELINE", "QUERY", "AuditQuery", "begins_now", "new_entries", "rows_from", "stored_cursors"]
+__all__ = [
+    "PIPELINE",
+    "QUERY",
+    "AuditQuery",
+    "audit_key",
+    "begins_now",
+    "entries_per_commit_max",
+    "new_entries",
+    "rows_from",
+    "stored_cursors",
+]
 
 QUERY = "audit"
 PIPELINE = "cluster"
 """Of the transaction ids: their versions count micro-batches of this query."""
 
-RECORDS_PER_BATCH_MAX = 20_000
+ENTRIES_PER_COMMIT_MIN, ENTRIES_PER_COMMIT_MAX = 20_000, 600_000
+ENTRIES_PER_S = 2_000
+"""What the query can keep up with, up to an interval of five minutes: 64 shards with micro-batches of a second send a
+tenth of it. Their keys are in the memory of the driver, so their number has a bound."""
 _CURSORS_KEPT = 100
 _AGAIN = "Put the file back, or begin a new checkpoint with tables of its own, which decides the log again"
 
@@ -107,7 +120,7 @@ class AuditQuery:
             .options(**source_options(self._connection))
             .option("subscribe", topic)
             .option("startingOffsets", starting_offsets(topic, self._begins))
-            .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
+            .option("maxOffsetsPerTrigger", entries_per_commit_max(self._interval_s))
             .load()
             .select("partition", "offset", "key", "value")
         )
@@ -186,6 +199,17 @@ class AuditQuery:
     def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
         _cursor_file(self._spark, self._checkpoint, batch_id).write(msgspec.json.encode(cursors.ends))
         _cursor_file(self._spark, self._checkpoint, batch_id - _CURSORS_KEPT).delete()
+
+
+def entries_per_commit_max(interval_s: float) -> int:
+    """Return how many entries a micro-batch takes at most.
+
+    A fixed number would be a bound of the rate, and a lower one the longer the interval.
+
+    >>> entries_per_commit_max(2.0), entries_per_commit_max(60.0), entries_per_commit_max(3600.0)
+    (20000, 120000, 600000)
+    """
+    return min(ENTRIES_PER_COMMIT_MAX, max(ENTRIES_PER_COMMIT_MIN, round(ENTRIES_PER_S * interval_s)))
 
 
 class NewEntries(NamedTuple):

@@ -102,3 +102,8 @@ def test_cursors_of_a_later_micro_batch_that_are_missing_or_damaged_are_an_error
     files["/audit/cursors/3"] = b'{"3 operations": [7'
     with pytest.raises(Corrupt, match="/audit/cursors/3 cannot be read"):
         audit_query.stored_cursors(spark, "/audit", 3)
+
+
+@pytest.mark.parametrize("interval_s", [0.5, 10.0, 60.0, 300.0])
+def test_a_longer_interval_does_not_lower_the_rate_at_which_rows_are_written(interval_s: float) -> None:
+    assert audit_query.entries_per_commit_max(interval_s) / interval_s >= 2_000
