@@ -85,6 +85,7 @@ class MessageQueues:
                 self._partitions[self._topics.queue_log],
                 self._tasks,
                 self._identity.state_epoch,
+                signs=self._settings.admin_key is not None,
             )
             self._stack.callback(writer.close)
             # Of each query of the reader only the plan of a micro-batch is used, and the driver alone writes it.
