@@ -32,6 +32,7 @@ from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
 from pipelines.cluster.ownership_guard import OwnershipGuard
+from pipelines.cluster.repeated_starts import noted_batch
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
 from pipelines.http_api.http_server import HttpServer
@@ -150,7 +151,9 @@ class ClusterJob:
                 start_decide_query(
                     self._spark,
                     self.connection,
-                    self._shard_settings(identity, results.partition_count),
+                    self._shard_settings(
+                        identity, results.partition_count, noted_batch(self._spark, deciding, committed.batch_id)
+                    ),
                     prefix=self.settings.topic_prefix,
                     audit_partitions=internal[self.internal.audit].partition_count,
                     state_epoch=identity.state_epoch,
@@ -231,7 +234,9 @@ class ClusterJob:
         self._fail(error)
         self._queries.stop_at_once()
 
-    def _shard_settings(self, identity: CheckpointIdentity, results_partitions: int) -> ShardSettings:
+    def _shard_settings(
+        self, identity: CheckpointIdentity, results_partitions: int, noted: int | None
+    ) -> ShardSettings:
         shards_per_task = -(-identity.ops_partitions // self.cluster.tasks)
         return ShardSettings(
             run_id=uuid.uuid4().hex,
@@ -242,6 +247,7 @@ class ClusterJob:
             seed=identity.seed,
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
             shards_per_task=shards_per_task,
+            noted_batch=noted,
         )
 
     def _ownership(self, ops: TopicFacts) -> PrefixOwnership:

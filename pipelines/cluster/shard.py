@@ -53,6 +53,7 @@ class ShardSettings(NamedTuple):
         cache_bytes: Bytes of decoded state, as stored, that each shard keeps.
         verifier: Verifies operations on queues and groups; None: they need no signature.
         shards_per_task: Shards that a task has, about: a worker keeps some more in memory.
+        noted_batch: Number of a micro-batch that is decided with notes from the first attempt on; None: none is.
     """
 
     run_id: str
@@ -63,6 +64,7 @@ class ShardSettings(NamedTuple):
     cache_bytes: int
     verifier: OperationVerifier | None = None
     shards_per_task: int = 8
+    noted_batch: int | None = None
 
 
 class ShardMeta(msgspec.Struct, array_like=True, frozen=True):

@@ -26,6 +26,9 @@ from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["ShardProcessor"]
 
+BATCH_ID = "streaming.sql.batchId"
+"""Spark's name of the number of the micro-batch among the local properties of a task."""
+
 _shards = KeptShards()
 
 
@@ -102,9 +105,12 @@ class ShardProcessor(StatefulProcessor):
         yield deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal)
 
     def _attempts(self, partition: int) -> ShardAttempts | None:
-        """Return where records are noted, if the task has ended too often without it."""
+        """Return where records are noted, if the task or the job has ended too often without it."""
         context = TaskContext.get()
-        if context is None or context.attemptNumber() < WHOLE_ATTEMPTS_MAX:
+        if context is None:
+            return None
+        is_noted = context.getLocalProperty(BATCH_ID) == str(self._settings.noted_batch)
+        if context.attemptNumber() < WHOLE_ATTEMPTS_MAX and not is_noted:
             return None
         return ShardAttempts(self._connection, self._internal.attempts, partition, self._state_epoch)
 
