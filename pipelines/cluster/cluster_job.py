@@ -45,9 +45,13 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
 
-__all__ = ["ClusterJob", "ClusterSettings"]
+__all__ = ["CORES_COUNTED_MAX", "ClusterJob", "ClusterSettings"]
 
 _log = structlog.get_logger(__name__)
+
+CORES_COUNTED_MAX = 4
+"""A micro-batch has a share of records for each core, as it costs the driver a quarter of a second whatever it has; but
+all of them may be of one shard, whose worker has them in memory as packed."""
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +161,8 @@ class ClusterJob:
                     prefix=self.settings.topic_prefix,
                     audit_partitions=internal[self.internal.audit].partition_count,
                     state_epoch=identity.state_epoch,
-                    records_per_batch_max=self.settings.records_per_batch_max,
+                    records_per_batch_max=self.settings.records_per_batch_max
+                    * min(self.cluster.tasks, CORES_COUNTED_MAX),
                     tasks=self.cluster.tasks,
                     checkpoint=deciding,
                     beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
