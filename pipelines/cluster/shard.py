@@ -150,10 +150,10 @@ class Shard:
         and what leaves are the same with notes as without.
 
         Args:
-            records: Of this partition, in any order; those that are applied already are left out.
+            records: Of this partition, in the order of the log; those that are applied already are left out.
             notes: Where each record is noted before it is decided; None: the process has not ended before.
         """
-        left = sorted(record for record in records if record.kafka_offset >= self.meta.next_offset)
+        left = [record for record in records if record.kafka_offset >= self.meta.next_offset]
         entries: list[PlacedEntry] = []
         self._apply(left, entries, notes)
         return entries

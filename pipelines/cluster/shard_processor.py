@@ -90,7 +90,7 @@ class ShardProcessor(StatefulProcessor):
         committed = shard.meta.ends
         outlet = Outlet(self._state_epoch, partition, self._topics, self._internal, self._audit_partitions)
         newest_ms = 0
-        for records in bounded_slices(payloads):
+        for records in bounded_slices(partition, payloads):
             begins = shard.meta.ends
             gc.disable()  # many objects and no cycles: a collection now would only cost time
             try:
