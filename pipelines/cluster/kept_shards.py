@@ -47,10 +47,15 @@ class KeptShards:
     def get(self, place: Place, meta: ShardMeta) -> Shard | None:
         """Return a shard whose memory agrees with the stored `meta`; None: load it. One that does not is dropped."""
         self._drop_idle()
-        shard, _ = self._shards.pop(place, (None, 0.0))
-        if shard is None or shard.meta != meta:
+        found = self._shards.get(place)
+        if found is None:
+            return None
+        shard, _ = found
+        if shard.meta != meta:
+            self.drop(place)
             return None
         self._shards[place] = shard, self._clock()
+        self._shards.move_to_end(place)
         return shard
 
     def load(self, place: Place, shards_max: int, load: Callable[[], Shard]) -> Shard:
@@ -62,20 +67,22 @@ class KeptShards:
             load: Loads it.
         """
         for other in [other for other in self._shards if other[0] != place[0]]:  # of a query that has ended
-            del self._shards[other]
+            self.drop(other)
         while len(self._shards) >= max(1, shards_max):
-            self._shards.popitem(last=False)
+            self.drop(next(iter(self._shards)))
         shard = load()
         self._shards[place] = shard, self._clock()
         return shard
 
     def drop(self, place: Place) -> None:
         """Forget a shard: its memory may be ahead of the state."""
-        self._shards.pop(place, None)
+        shard, _ = self._shards.pop(place, (None, 0.0))
+        if shard is not None:
+            shard.close()
 
     def _drop_idle(self) -> None:
         while self._shards:
-            _, used_s = next(iter(self._shards.values()))
+            place, (_, used_s) = next(iter(self._shards.items()))
             if self._clock() - used_s <= IDLE_S_MAX:
                 return
-            self._shards.popitem(last=False)
+            self.drop(place)

@@ -138,6 +138,10 @@ class Shard:
         for queue in self._state.deadline_index.queues():
             self._note_deadline(queue)
 
+    def close(self) -> None:
+        """Free the memory now, as its objects refer to each other; nothing is called after it."""
+        self.__dict__.clear()
+
     def bind(self, maps: ShardMaps) -> None:
         """Go on with the maps of the next micro-batch."""
         self._maps = maps

@@ -4,7 +4,6 @@ A shard stays in the memory of the Python worker between micro-batches. It is us
 that it left; after the loss of an executor, and on a worker that has not seen it lately, it is loaded anew.
 """
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from pipelines.cluster.kept_shards import KeptShards
 from pipelines.cluster.migration.shard_rows import META_MAP
 from pipelines.cluster.outgoing import OutgoingRecord, Outlet, deadlines_record, records_of
 from pipelines.cluster.packed_records import Payload, bounded_slices
+from pipelines.cluster.rare_collection import RareCollection
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_attempts import WHOLE_ATTEMPTS_MAX, ShardAttempts
 from pipelines.cluster.skipped_records import require_no_records_between
@@ -30,6 +30,7 @@ BATCH_ID = "streaming.sql.batchId"
 """Spark's name of the number of the micro-batch among the local properties of a task."""
 
 _shards = KeptShards()
+_collection = RareCollection()
 
 
 class ShardProcessor(StatefulProcessor):
@@ -92,11 +93,8 @@ class ShardProcessor(StatefulProcessor):
         newest_ms = 0
         for records in bounded_slices(partition, payloads):
             begins = shard.meta.ends
-            gc.disable()  # many objects and no cycles: a collection now would only cost time
-            try:
+            with _collection.decision():
                 entries = shard.apply(records, attempts)
-            finally:
-                gc.enable()
             newest_ms = max(newest_ms, *(record.timestamp_ms for record in records))
             yield from records_of(entries, outlet, committed, begins)
         if attempts is not None:
