@@ -29,6 +29,7 @@ from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options, starting_offsets
 from connectors.kafka.topic_admin import describe
+from pipelines.cluster.checkpoint_identity import Beginnings
 from pipelines.cluster.dead_letter_copies import copy_dead_letters
 from pipelines.cluster.extent import KEY_FORMAT, Cursors
 from pipelines.cluster.hadoop_file import HadoopFile
@@ -288,20 +289,20 @@ def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
     return rows.filter(pc.or_(is_of_later_record, is_later_row))
 
 
-def begins_now(connection: KafkaConnection, prefix: str) -> dict[str, dict[int, int]]:
+def begins_now(connection: KafkaConnection, prefix: str) -> Beginnings:
     """Return the fields of the identity of a state that begins now: before the ends of its topics is nothing of it.
 
     Raises:
         Unavailable: Kafka does not answer.
     """
     topics = ClusterTopics.of(prefix)
-    fields = {"audit_from": topics.audit, "queue_log_from": topics.queue_log}
-    found = describe(connection, list(fields.values()))
-    return {
-        field: dict(found_log(connection, facts).end_offset)
-        for field, name in fields.items()
-        if (facts := found.get(name)) is not None
-    }
+    fields: dict[str, dict[int, int] | int] = {}
+    found = describe(connection, [topics.audit, topics.queue_log])
+    for field, name in (("audit", topics.audit), ("queue_log", topics.queue_log)):
+        if (facts := found.get(name)) is not None:
+            fields[f"{field}_from"] = dict(found_log(connection, facts).end_offset)
+            fields[f"{field}_partitions"] = facts.partition_count
+    return fields
 
 
 def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopFile:

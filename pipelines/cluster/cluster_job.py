@@ -159,7 +159,7 @@ class ClusterJob:
                         identity, results.partition_count, noted_batch(self._spark, deciding, committed.batch_id)
                     ),
                     prefix=self.settings.topic_prefix,
-                    audit_partitions=internal[self.internal.audit].partition_count,
+                    audit_partitions=identity.audit_partitions or internal[self.internal.audit].partition_count,
                     state_epoch=identity.state_epoch,
                     records_per_batch_max=self.settings.records_per_batch_max
                     * min(self.cluster.tasks, CORES_COUNTED_MAX),

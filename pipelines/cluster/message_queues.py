@@ -82,7 +82,7 @@ class MessageQueues:
             writer = LogQueueWriter(
                 self._connection,
                 self._topics,
-                self._partitions[self._topics.queue_log],
+                self._identity.queue_log_partitions or self._partitions[self._topics.queue_log],
                 self._tasks,
                 self._identity.state_epoch,
                 signs=self._settings.admin_key is not None,
@@ -117,7 +117,7 @@ class MessageQueues:
             run_id=uuid.uuid4().hex,
             state_epoch=self._identity.state_epoch,
             ops_partitions=self._identity.ops_partitions,
-            audit_partitions=self._partitions[self._topics.audit],
+            audit_partitions=self._identity.audit_partitions or self._partitions[self._topics.audit],
             rule=DedupRule(round(settings.dedup_window_s * 1000), settings.dedup_ids_max),
             admin_key=settings.admin_key,
         )

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +14,7 @@ from checkpoints.reconcile import LogFound, lost_records, require_same_log
 from checkpoints.replay import replay_of
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.cluster.checkpoint_identity import CheckpointIdentity, require_new, write_identity
+from pipelines.cluster.checkpoint_identity import Beginnings, CheckpointIdentity, require_new, write_identity
 from pipelines.cluster.decide_query import Beginning
 from pipelines.cluster.migration.shard_rows import DEADLINES_MAP, ShardRow, content_of, deadlines_of, shard_rows
 from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of
@@ -44,7 +44,7 @@ def migrate_to_cluster(
     prefix: str,
     ops: TopicFacts,
     log: LogFound,
-    begins: Mapping[str, dict[int, int]],
+    begins: Beginnings,
     checkpoint: str,
 ) -> Migrated:
     """Write the state beside a new checkpoint, from which the first start of the job on the cluster takes it.
@@ -55,7 +55,7 @@ def migrate_to_cluster(
         prefix: Prefix of the job's topics.
         ops: Its ops topic.
         log: The log, as found.
-        begins: The fields of the identity that say where topics end now (`begins_now`).
+        begins: The fields of the identity that say how topics are now (`begins_now`).
         checkpoint: Path or URL of the state on the cluster; nothing may be there.
 
     Raises:
