@@ -22,7 +22,8 @@ PACKED_SCHEMA = "ops_partition int, first_offset bigint, payload binary"
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 """Of the keys and values of a payload, unless it has one record."""
 SLICE_BYTES_MAX = 4 * 1024 * 1024
-"""Of the values that are decided at a time: operations take up to 15 times as much while they are decided."""
+"""Of the values that are decided at a time. Decoded they take up to eight times as much; what is made of them has a
+bound of its own (shard.py)."""
 RECORD_BYTES = 256
 """What a record counts besides its value."""
 

@@ -4,7 +4,7 @@ A shard is a function of the log: what it keeps in memory between micro-batches 
 one that it left, which `ShardMeta` says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -18,7 +18,7 @@ from pipelines.cluster.shard_state import ShardMaps, ShardState, quarantine_key,
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
 from pipelines.decide_ops.ops_decider import Decided, OpsDecider
-from pipelines.decide_ops.order import in_one_turn, order
+from pipelines.decide_ops.order import TurnLength, in_turns, order
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
@@ -37,6 +37,10 @@ __all__ = [
 ERROR_LENGTH_MAX = 400
 DEADLINES_MAX = 256
 """Queues that the ticker is told of at a time: the next micro-batch tells of the next ones."""
+TURN_RECORDS = 64
+MADE_MAX = 30_000
+"""Rows and answers of which a part is enough; looked at after `TURN_RECORDS`, and not by the clock. A record makes as
+many as its operation has entries, or as its pop finds ranges."""
 LETTERS = 254
 """Among the numbers of tables: dead letters, which have an order of their own."""
 
@@ -148,66 +152,76 @@ class Shard:
         self._state.bind(maps)
 
     def apply(self, records: Iterable[KafkaRecord], notes: Notes | None = None) -> list[PlacedEntry]:
-        """Decide records, store what changed, and return what leaves.
+        """Do as `parts`, and return what leaves at once."""
+        return [entry for part in self.parts(records, notes) for entry in part]
 
-        Records that raise whenever they are decided, even alone, are quarantined: rejected from then on. What is stored
-        and what leaves are the same with notes as without.
+    def parts(self, records: Iterable[KafkaRecord], notes: Notes | None = None) -> Iterator[list[PlacedEntry]]:
+        """Decide records, store what changed, and yield what leaves, part by part: after each `meta` is as far.
+
+        A part ends where enough has been made of its records. Those that raise whenever they are decided, even alone,
+        are quarantined: rejected from then on. What is stored and what leaves are the same with notes as without.
 
         Args:
             records: Of this partition, in the order of the log; those that are applied already are left out.
             notes: Where each record is noted before it is decided; None: the process has not ended before.
         """
-        left = [record for record in records if record.kafka_offset >= self.meta.next_offset]
-        entries: list[PlacedEntry] = []
-        self._apply(left, entries, notes)
-        return entries
+        waiting = [[record for record in records if record.kafka_offset >= self.meta.next_offset]]
+        while waiting:
+            part = waiting.pop()
+            if not part:
+                continue
+            try:
+                count = self._decide(part) if notes is None else self._decide_noted(part, notes)
+                made = self._decider.placed_entries()
+            except (PopstreamError, MemoryError, OSError):
+                raise  # the state cannot be read, for example: no record is the cause
+            except Exception as error:  # whatever a record makes the kernel raise
+                self._decider.give_up()
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    waiting += part[middle:], part[:middle]
+                    continue
+                if part[0].kafka_offset in self._quarantined:
+                    raise
+                self._quarantined[part[0].kafka_offset] = _text(error)
+                waiting.append(part)
+                continue
+            self._write(part[:count], made)
+            waiting.append(part[count:])
+            yield made
 
     def earliest_deadlines(self) -> list[QueueDeadline]:
         """Return the queues that are due next, at most DEADLINES_MAX, in order."""
         return list(self._due.islice(0, DEADLINES_MAX))
 
-    def _apply(self, records: Sequence[KafkaRecord], entries: list[PlacedEntry], notes: Notes | None) -> None:
-        if not records:
-            return
-        decider = self._decider
-        try:
-            if notes is None:
-                self._decide(records)
-            else:
-                self._decide_noted(records, notes)
-            made = decider.placed_entries()
-        except (PopstreamError, MemoryError, OSError):
-            raise  # the state cannot be read, for example: no record is the cause
-        except Exception as error:  # noqa: BLE001 - whatever a record makes the kernel raise
-            decider.give_up()
-            if len(records) == 1:
-                self._quarantined[records[0].kafka_offset] = _text(error)
-                self._apply(records, entries, notes)
-                return
-            middle = len(records) // 2
-            self._apply(records[:middle], entries, notes)
-            self._apply(records[middle:], entries, notes)
-            return
-        self._write(records, made)
-        entries += made
-
-    def _decide(self, records: Sequence[KafkaRecord]) -> None:
+    def _decide(self, records: Sequence[KafkaRecord]) -> int:
+        """Decide records until enough is made, and return how many were decided."""
         decider = self._decider
         ordered = order(decider.decode(records), {})
         decider.prefetch(ordered)
-        decider.decide(in_one_turn(ordered))
+        count = 0
+        for turn in in_turns(ordered, TurnLength(TURN_RECORDS)):
+            decider.decide(turn)
+            count += len(turn.operations) + len(turn.rejected)
+            if _made(decider.decided) >= MADE_MAX:
+                break
+        return count
 
-    def _decide_noted(self, records: Sequence[KafkaRecord], notes: Notes) -> None:
+    def _decide_noted(self, records: Sequence[KafkaRecord], notes: Notes) -> int:
         """Do as `_decide` one record at a time, up to its entries."""
-        decider, decided = self._decider, Decided()
+        decider, decided, count = self._decider, Decided(), 0
         for record in records:
             if not notes.begin(record.kafka_offset):
                 self._quarantined[record.kafka_offset] = "the process ended each time this record was decided"
             self._decide([record])
             decider.placed_entries()  # the process may end here as well
             decided.extend(decider.written())
+            count += 1
+            if count % TURN_RECORDS == 0 and _made(decided) >= MADE_MAX:
+                break
         notes.pause()
         decider.decided = decided
+        return count
 
     def _write(self, records: Sequence[KafkaRecord], made: Sequence[PlacedEntry]) -> None:
         self._state.write(self._decider.overlay, max(record.timestamp_ms for record in records))
@@ -249,6 +263,12 @@ def earliest_deadlines(index: DeadlineIndex) -> list[QueueDeadline]:
 def order_number(entry: PlacedEntry) -> int:
     """Return of which order an entry of rows, or a dead letter, has places."""
     return LETTERS if entry.kind == EntryKind.DEAD_LETTER else entry.value[0]
+
+
+def _made(decided: Decided) -> int:
+    decision = decided.decision
+    rows = len(decision.operations) + len(decision.deliveries) + len(decision.commit_positions)
+    return rows + len(decision.order_info) + len(decision.answers) + len(decided.rejected)
 
 
 def _text(error: Exception) -> str:

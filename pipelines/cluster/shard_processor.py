@@ -92,11 +92,15 @@ class ShardProcessor(StatefulProcessor):
         outlet = Outlet(self._state_epoch, partition, self._topics, self._internal, self._audit_partitions)
         newest_ms = 0
         for records in bounded_slices(partition, payloads):
-            begins = shard.meta.ends
-            with _collection.decision():
-                entries = shard.apply(records, attempts)
             newest_ms = max(newest_ms, *(record.timestamp_ms for record in records))
-            yield from records_of(entries, outlet, committed, begins)
+            parts = shard.parts(records, attempts)
+            while True:
+                begins = shard.meta.ends
+                with _collection.decision():
+                    entries = next(parts, None)
+                if entries is None:
+                    break
+                yield from records_of(entries, outlet, committed, begins)
         if attempts is not None:
             attempts.end()
         self._meta.put(shard.meta.encode())
