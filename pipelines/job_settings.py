@@ -118,7 +118,10 @@ class JobSettings(BaseSettings):
     )
     records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         default=20_000,
-        description="records of a micro-batch at most; more: faster catch-up, longer micro-batches, more memory",
+        description=(
+            "records of a micro-batch at most, on a cluster for each of up to four cores; more: faster catch-up, longer"
+            " micro-batches, more memory"
+        ),
     )
     message_topics: str | None = Field(
         default=None,

@@ -44,9 +44,12 @@ _OURS: Final = frozenset(
         *("spark.yarn.appMasterEnv.PYTHONPATH", "spark.kubernetes.driverEnv.PYTHONPATH", "spark.app.name"),
     )
 )
+_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Duser.timezone=UTC"
+"""The JVMs move rows and compile new plans: the second compiler and the threads of other collectors cost more than
+they save, on executors of one core. `python -m tests.benchmarks cluster` measures with it, too."""
 _DEFAULTS: Final = {
-    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
-    "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+    "spark.driver.extraJavaOptions": _JAVA,
+    "spark.executor.extraJavaOptions": _JAVA,
     # As in connectors/delta/log4j2.properties, which would reach executors after they have begun to log.
     "spark.log.level": "ERROR",
     "spark.executor.syncLogLevel.enabled": "true",

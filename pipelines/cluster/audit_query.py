@@ -29,6 +29,7 @@ from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options, starting_offsets
 from connectors.kafka.topic_admin import describe
+from pipelines.cluster.checkpoint_identity import Beginnings
 from pipelines.cluster.dead_letter_copies import copy_dead_letters
 from pipelines.cluster.extent import KEY_FORMAT, Cursors
 from pipelines.cluster.hadoop_file import HadoopFile
@@ -39,15 +40,31 @@ from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
 from pipelines.decide_ops.entry import EntryKind, LogPlace
 from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Corrupt
+from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["PIPELINE", "QUERY", "AuditQuery", "begins_now", "new_entries", "rows_from", "stored_cursors"]
+__all__ = [
+    "PIPELINE",
+    "QUERY",
+    "AuditQuery",
+    "audit_key",
+    "begins_now",
+    "entries_per_commit_max",
+    "new_entries",
+    "rows_from",
+    "stored_cursors",
+]
 
 QUERY = "audit"
 PIPELINE = "cluster"
 """Of the transaction ids: their versions count micro-batches of this query."""
 
-RECORDS_PER_BATCH_MAX = 20_000
+ENTRIES_PER_COMMIT_MIN, ENTRIES_PER_COMMIT_MAX = 20_000, 600_000
+ENTRIES_PER_S = 2_000
+"""What the query can keep up with, up to an interval of five minutes: 64 shards with micro-batches of a second send a
+tenth of it. Their keys are in the memory of the driver, so their number has a bound."""
 _CURSORS_KEPT = 100
+_AGAIN = "Put the file back, or begin a new checkpoint with tables of its own, which decides the log again"
 
 AuditOffset = tuple[int, int]
 """(partition of the audit topic, Kafka offset)."""
@@ -104,7 +121,7 @@ class AuditQuery:
             .options(**source_options(self._connection))
             .option("subscribe", topic)
             .option("startingOffsets", starting_offsets(topic, self._begins))
-            .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
+            .option("maxOffsetsPerTrigger", entries_per_commit_max(self._interval_s))
             .load()
             .select("partition", "offset", "key", "value")
         )
@@ -185,6 +202,17 @@ class AuditQuery:
         _cursor_file(self._spark, self._checkpoint, batch_id - _CURSORS_KEPT).delete()
 
 
+def entries_per_commit_max(interval_s: float) -> int:
+    """Return how many entries a micro-batch takes at most.
+
+    A fixed number would be a bound of the rate, and a lower one the longer the interval.
+
+    >>> entries_per_commit_max(2.0), entries_per_commit_max(60.0), entries_per_commit_max(3600.0)
+    (20000, 120000, 600000)
+    """
+    return min(ENTRIES_PER_COMMIT_MAX, max(ENTRIES_PER_COMMIT_MIN, round(ENTRIES_PER_S * interval_s)))
+
+
 class NewEntries(NamedTuple):
     """What a micro-batch has for the tables.
 
@@ -233,10 +261,24 @@ def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Curso
     Args:
         spark: A session.
         checkpoint: Path or URL of the checkpoint of the audit query.
-        batch_id: Number of the micro-batch.
+        batch_id: Number of the micro-batch; of the first one they are not stored.
+
+    Raises:
+        Corrupt: They are missing, or cannot be read.
+        Unavailable: The place cannot be reached.
     """
-    stored = _cursor_file(spark, checkpoint, batch_id).read()
-    return Cursors({} if stored is None else msgspec.json.decode(stored, type=dict[str, LogPlace]))
+    file = _cursor_file(spark, checkpoint, batch_id)
+    stored = file.read()
+    try:
+        if stored is not None:
+            return Cursors(msgspec.json.decode(stored, type=dict[str, LogPlace]))
+    except DECODE_ERRORS as error:
+        message = f"{file.url} cannot be read: {error}. {_AGAIN}"
+        raise Corrupt(message, subject=file.url) from error
+    if batch_id:
+        message = f"{file.url} is missing, so what is written to the tables is not known. {_AGAIN}"
+        raise Corrupt(message, subject=file.url)
+    return Cursors({})
 
 
 def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
@@ -247,20 +289,20 @@ def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
     return rows.filter(pc.or_(is_of_later_record, is_later_row))
 
 
-def begins_now(connection: KafkaConnection, prefix: str) -> dict[str, dict[int, int]]:
+def begins_now(connection: KafkaConnection, prefix: str) -> Beginnings:
     """Return the fields of the identity of a state that begins now: before the ends of its topics is nothing of it.
 
     Raises:
         Unavailable: Kafka does not answer.
     """
     topics = ClusterTopics.of(prefix)
-    fields = {"audit_from": topics.audit, "queue_log_from": topics.queue_log}
-    found = describe(connection, list(fields.values()))
-    return {
-        field: dict(found_log(connection, facts).end_offset)
-        for field, name in fields.items()
-        if (facts := found.get(name)) is not None
-    }
+    fields: dict[str, dict[int, int] | int] = {}
+    found = describe(connection, [topics.audit, topics.queue_log])
+    for field, name in (("audit", topics.audit), ("queue_log", topics.queue_log)):
+        if (facts := found.get(name)) is not None:
+            fields[f"{field}_from"] = dict(found_log(connection, facts).end_offset)
+            fields[f"{field}_partitions"] = facts.partition_count
+    return fields
 
 
 def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopFile:

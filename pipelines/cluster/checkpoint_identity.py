@@ -6,7 +6,7 @@ log the state was decided, so a start on another one is refused before anything 
 
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = [
+    "Beginnings",
     "CheckpointIdentity",
     "identity_of_checkpoint",
     "owned_identity",
@@ -29,6 +30,9 @@ __all__ = [
 FORMAT = 2
 """1: entries in the audit topic were numbered by the writes of their shard."""
 FILE_NAME = "popstream.json"
+
+Beginnings = Mapping[str, dict[int, int] | int]
+"""Fields of an identity: the ends and the numbers of partitions of topics."""
 
 
 class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,9 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
         since_loss: Of such a state: its epochs since a restore with losses, to which the log alone does not lead.
         audit_from: By partition of the audit topic, its end when this state began: entries before it are of others.
         queue_log_from: The same of the log of queues, whose records before it may lack their beginning.
+        audit_partitions: Partitions of the audit topic when this state began, and those that it writes to: the entries
+            of a shard stay in one, also when somebody adds some. 0: the topic was not there yet.
+        queue_log_partitions: The same of the log of queues.
     """
 
     format: int
@@ -59,6 +66,8 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
     since_loss: list[str] = []
     audit_from: dict[int, int] = {}
     queue_log_from: dict[int, int] = {}
+    audit_partitions: int = 0
+    queue_log_partitions: int = 0
 
     @property
     def epochs(self) -> tuple[str, ...]:
@@ -133,7 +142,7 @@ def owned_identity(
     ops: TopicFacts,
     *,
     take: Callable[[CheckpointIdentity], None],
-    begins: Callable[[], dict[str, dict[int, int]]],
+    begins: Callable[[], Beginnings],
 ) -> CheckpointIdentity:
     """Return the identity of a checkpoint whose job owns the prefix; a new one is made, and stored once it does.
 
@@ -145,7 +154,7 @@ def owned_identity(
         prefix: Prefix of the job's topics.
         ops: Its ops topic.
         take: Takes the prefix for a state, or raises.
-        begins: Returns the fields of a new identity that say where its topics end now.
+        begins: Returns the fields of a new identity that say how its topics are now.
 
     Raises:
         Invalid: It belongs to another prefix, or another program or version made it.

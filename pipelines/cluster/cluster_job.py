@@ -32,6 +32,7 @@ from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
 from pipelines.cluster.ownership_guard import OwnershipGuard
+from pipelines.cluster.repeated_starts import noted_batch
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
 from pipelines.http_api.http_server import HttpServer
@@ -45,9 +46,13 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
 
-__all__ = ["ClusterJob", "ClusterSettings"]
+__all__ = ["CORES_COUNTED_MAX", "ClusterJob", "ClusterSettings"]
 
 _log = structlog.get_logger(__name__)
+
+CORES_COUNTED_MAX = 4
+"""A micro-batch has a share of records for each core, as it costs the driver a quarter of a second whatever it has; but
+all of them may be of one shard, whose worker has them in memory as packed."""
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +130,7 @@ class ClusterJob:
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
             committed = self._committed(identity, tables)
-            self._start_deciding(identity, results, internal)
+            self._start_deciding(identity, committed, results, internal)
             audit = self._start_audit(identity, tables)
             self._start_message_queues(identity, internal)
             watch = self._watch_of_driver(ops, committed, ownership, audit)
@@ -184,19 +189,26 @@ class ClusterJob:
         return Committed(-1, identity.first_offset)
 
     def _start_deciding(
-        self, identity: CheckpointIdentity, results: TopicFacts, internal: Mapping[str, TopicFacts]
+        self,
+        identity: CheckpointIdentity,
+        committed: Committed,
+        results: TopicFacts,
+        internal: Mapping[str, TopicFacts],
     ) -> None:
+        deciding = checkpoint_of(self.cluster.checkpoint)
+        noted = noted_batch(self._spark, deciding, committed.batch_id)
+        cores = min(self.cluster.tasks, CORES_COUNTED_MAX)
         self._watch(
             start_decide_query(
                 self._spark,
                 self.connection,
-                self._shard_settings(identity, results.partition_count),
+                self._shard_settings(identity, results.partition_count, noted),
                 prefix=self.settings.topic_prefix,
-                audit_partitions=internal[self.internal.audit].partition_count,
+                audit_partitions=identity.audit_partitions or internal[self.internal.audit].partition_count,
                 state_epoch=identity.state_epoch,
-                records_per_batch_max=self.settings.records_per_batch_max,
+                records_per_batch_max=self.settings.records_per_batch_max * cores,
                 tasks=self.cluster.tasks,
-                checkpoint=checkpoint_of(self.cluster.checkpoint),
+                checkpoint=deciding,
                 beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
             )
         )
@@ -245,7 +257,9 @@ class ClusterJob:
         self._end.fail_unless_stopping(error)
         self._queries.stop_at_once()
 
-    def _shard_settings(self, identity: CheckpointIdentity, results_partitions: int) -> ShardSettings:
+    def _shard_settings(
+        self, identity: CheckpointIdentity, results_partitions: int, noted: int | None
+    ) -> ShardSettings:
         shards_per_task = -(-identity.ops_partitions // self.cluster.tasks)
         return ShardSettings(
             run_id=uuid.uuid4().hex,
@@ -255,6 +269,8 @@ class ClusterJob:
             verifier=OperationVerifier.of(self.settings.admin_ring, self.topics.ops),
             seed=identity.seed,
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
+            shards_per_task=shards_per_task,
+            noted_batch=noted,
         )
 
     def _ownership(self, ops: TopicFacts) -> PrefixOwnership:

@@ -6,6 +6,7 @@ then: what is read twice is scanned twice, and changes nothing.
 """
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
+from popstream.wire.signing import SIGNED_AFTER_MS_MAX, SIGNED_BEFORE_MS_MAX
 
 __all__ = ["LogQueueWriter"]
 
@@ -55,13 +57,22 @@ class LogQueueWriter:
         partitions: Partitions of the log of queues.
         tasks: Tasks that read a micro-batch at most.
         state_epoch: Identity of the state that has the queues.
+        signs: Operations on the queues are signed, by the clock of this machine.
 
     Raises:
         Unavailable: Kafka does not answer; also each method.
+        Invalid: Methods that write: the clock differs from the broker's, so that signatures would be refused.
     """
 
     def __init__(
-        self, connection: KafkaConnection, internal: ClusterTopics, partitions: int, tasks: int, state_epoch: str
+        self,
+        connection: KafkaConnection,
+        internal: ClusterTopics,
+        partitions: int,
+        tasks: int,
+        state_epoch: str,
+        *,
+        signs: bool = False,
     ) -> None:
         self.lock = threading.RLock()
         self.queues: dict[Queue, ConsumeQueue] = {}
@@ -71,6 +82,7 @@ class LogQueueWriter:
         self._partitions = partitions
         self._tasks = tasks
         self._state_epoch = state_epoch
+        self._signs = signs
         self._packed: DataFrame | None = None
         self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", enable_idempotence=True)
         self._built = KeyedLog(connection, internal.queues)
@@ -190,6 +202,7 @@ class LogQueueWriter:
 
     def _write(self, records: Iterable[tuple[Queue, LogRecord]]) -> None:
         """Write records, and wait until Kafka has them."""
+        began_ms = _now_ms()
         try:
             sent = [
                 self._producer.send(
@@ -201,7 +214,9 @@ class LogQueueWriter:
                 for queue, record in records
             ]
             for one in sent:
-                one.get(_TIMEOUT_S)
+                written_ms = one.get(_TIMEOUT_S).timestamp
+                if self._signs:
+                    _require_same_clock(written_ms, began_ms, _now_ms())
         except KafkaError as error:
             message = f"{self._log_topic} cannot be written: {error!r}"
             raise Unavailable(message, subject=self._log_topic) from error
@@ -210,3 +225,19 @@ class LogQueueWriter:
         packed, self._packed = self._packed, None
         if packed is not None:
             packed.unpersist()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _require_same_clock(written_ms: int, began_ms: int, ended_ms: int) -> None:
+    """Check the append time of a record against the time in which it was written, by the clock of this machine."""
+    ahead_ms, behind_ms = began_ms - written_ms, written_ms - ended_ms
+    if ahead_ms > SIGNED_AFTER_MS_MAX // 2 or behind_ms > SIGNED_BEFORE_MS_MAX // 2:
+        skew = f"{ahead_ms // 1000} s ahead of" if ahead_ms > 0 else f"{behind_ms // 1000} s behind"
+        message = (
+            f"the clock of this machine is {skew} that of Kafka's broker, and dispatches that are signed by it would be"
+            " refused: set both by NTP, and start again"
+        )
+        raise Invalid(message, subject="clock")

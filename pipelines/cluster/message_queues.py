@@ -82,9 +82,10 @@ class MessageQueues:
             writer = LogQueueWriter(
                 self._connection,
                 self._topics,
-                self._partitions[self._topics.queue_log],
+                self._identity.queue_log_partitions or self._partitions[self._topics.queue_log],
                 self._tasks,
                 self._identity.state_epoch,
+                signs=self._settings.admin_key is not None,
             )
             self._stack.callback(writer.close)
             # Of each query of the reader only the plan of a micro-batch is used, and the driver alone writes it.
@@ -116,7 +117,7 @@ class MessageQueues:
             run_id=uuid.uuid4().hex,
             state_epoch=self._identity.state_epoch,
             ops_partitions=self._identity.ops_partitions,
-            audit_partitions=self._partitions[self._topics.audit],
+            audit_partitions=self._identity.audit_partitions or self._partitions[self._topics.audit],
             rule=DedupRule(round(settings.dedup_window_s * 1000), settings.dedup_ids_max),
             admin_key=settings.admin_key,
         )

@@ -6,6 +6,7 @@ follows from the records alone.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +22,16 @@ PACKED_SCHEMA = "ops_partition int, first_offset bigint, payload binary"
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 """Of the keys and values of a payload, unless it has one record."""
 SLICE_BYTES_MAX = 4 * 1024 * 1024
-"""Of the values that are decided at a time: operations take up to 15 times as much while they are decided."""
+"""Of the values that are decided at a time. Decoded they take up to eight times as much; what is made of them has a
+bound of its own (shard.py)."""
 RECORD_BYTES = 256
 """What a record counts besides its value."""
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+_PLAIN = ("kafka_offset", "timestamp_ms", "key", "value")
+"""What is packed of records of which none is over the cap: the rest follows from it."""
 
 
 class Payload(NamedTuple):
@@ -52,22 +58,26 @@ def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         )
 
 
-def unpack(data: bytes) -> Iterator[KafkaRecord]:
-    """Yield the records of a payload."""
-    table = pa.ipc.open_stream(data).read_all()
-    return map(KafkaRecord._make, zip(*(column.to_pylist() for column in table.columns), strict=True))
+def unpack(partition: int, data: bytes) -> Iterator[KafkaRecord]:
+    """Yield the records of a payload of a partition, in the order of the log."""
+    columns = [column.to_pylist() for column in pa.ipc.open_stream(data).read_all().columns]
+    if len(columns) > len(_PLAIN):
+        return map(KafkaRecord, repeat(partition), *columns)
+    sizes = [0 if value is None else len(value) for value in columns[-1]]
+    return map(KafkaRecord, repeat(partition), *columns, sizes)
 
 
-def bounded_slices(payloads: Iterable[Payload]) -> Iterator[list[KafkaRecord]]:
+def bounded_slices(partition: int, payloads: Iterable[Payload]) -> Iterator[list[KafkaRecord]]:
     """Yield the records of one partition in the order of the log, as many at a time as are decided together.
 
     Args:
+        partition: The partition.
         payloads: Of one partition, in any order. Those of a partition follow one another, as one task reads it.
     """
     taken: list[KafkaRecord] = []
     size = 0
     for payload in sorted(payloads):
-        for record in sorted(unpack(payload.data)):
+        for record in unpack(partition, payload.data):
             assert not taken or record.kafka_offset > taken[-1].kafka_offset, "payloads follow one another"
             record_bytes = RECORD_BYTES + len(record.value or b"")
             if taken and size + record_bytes > SLICE_BYTES_MAX:
@@ -81,15 +91,22 @@ def bounded_slices(payloads: Iterable[Payload]) -> Iterator[list[KafkaRecord]]:
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[Payload]:
     """Yield consecutive rows of one partition, each time at most `PAYLOAD_BYTES_MAX` of them or one."""
-    sizes = sum(pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy() for name in ("key", "value"))
-    ends = np.cumsum(sizes, dtype=np.int64)
+    key_bytes, value_bytes = (pc.fill_null(pc.binary_length(rows.column(at)), 0).to_numpy() for at in (3, 4))
+    ends = np.cumsum(key_bytes + value_bytes, dtype=np.int64)
+    offsets = rows.column(1)
+    is_plain = rows.column(6).null_count == rows.num_rows and np.array_equal(rows.column(5).to_numpy(), value_bytes)
+    packed = pa.RecordBatch.from_arrays(rows.columns[1:5], _PLAIN) if is_plain else _without_partition(rows)
     first = 0
     while first < rows.num_rows:
         before = int(ends[first - 1]) if first else 0
         end = max(first + 1, int(np.searchsorted(ends, before + PAYLOAD_BYTES_MAX, side="right")))
-        part = rows.slice(first, end - first)
+        part = packed.slice(first, end - first)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, part.schema, options=_OPTIONS) as writer:
             writer.write_batch(part)
-        yield Payload(part.column(1)[0].as_py(), sink.getvalue().to_pybytes())
+        yield Payload(offsets[first].as_py(), sink.getvalue().to_pybytes())
         first = end
+
+
+def _without_partition(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(rows.columns[1:], KafkaRecord._fields[1:])

@@ -21,9 +21,9 @@ from pipelines.cluster.spark_maps import open_map, open_value
 from pipelines.cluster.unit_entries import unit_records
 from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
 from popstream.wire.command import AdminCommand, Command, encode_command
-from popstream.wire.signing import AdminKey, sign_operation
+from popstream.wire.signing import SIGNED_BEFORE_MS_MAX, AdminKey, sign_operation
 
-__all__ = ["QueueProcessor", "UnitSettings"]
+__all__ = ["QueueProcessor", "UnitSettings", "signed_at_ms"]
 
 IDS_KEPT_MAX = 2_000_000
 """Ids that a worker keeps of all its queues, some 250 bytes each; those of the queue at hand are kept in any case."""
@@ -79,7 +79,13 @@ class QueueProcessor(StatefulProcessor):
         place = self._settings.run_id, name
         meta, ids = _ids.pop(place, (None, None))
         shard = QueueShard(queue, self._units, before, self._settings.rule, ids if meta == before else None)
-        ordered = sorted((row.log_offset, bytes(row.value)) for row in rows)
+        ordered: list[tuple[int, bytes]] = []
+        planned_ms = 0
+        for row in rows:
+            ordered.append((row.log_offset, bytes(row.value)))
+            planned_ms = row.planned_ms
+        ordered.sort()
+        at_ms = signed_at_ms(planned_ms, int(time.time() * 1000))
         gc.disable()  # many objects and no cycles: a collection now would only cost time
         try:
             built = shard.apply((log_offset, decode_log_record(value)) for log_offset, value in ordered)
@@ -90,35 +96,48 @@ class QueueProcessor(StatefulProcessor):
             return
         self._meta.put(shard.meta.encode())
         _keep(place, shard)
-        for record in self._outgoing(queue, name, before, shard.meta, built):
+        for record in self._outgoing(queue, name, before, shard.meta, built, at_ms):
             yield record.row
 
     def close(self) -> None:
         """Do nothing: Spark closes the state."""
 
     def _outgoing(
-        self, queue: Queue, name: str, before: QueueMeta, meta: QueueMeta, built: list[BuiltUnits]
+        self, queue: Queue, name: str, before: QueueMeta, meta: QueueMeta, built: list[BuiltUnits], at_ms: int
     ) -> Iterator[OutgoingRecord]:
         settings = self._settings
         key = ops_key(*queue)
         partition = partition_of(key, settings.ops_partitions)
         for each in built:
             for number, command in enumerate(each.commands):
-                value = self._encoded(command, each.log_offset, number)
+                value = self._encoded(command, each.log_offset, number, at_ms)
                 yield OutgoingRecord(self._topics.ops, partition, key, value)
         yield from unit_records(
             queue, settings.state_epoch, built, before.end, self._internal.audit, settings.audit_partitions
         )
         yield OutgoingRecord(self._internal.queues, 0, name.encode(), BuiltQueue(settings.state_epoch, meta).encode())
 
-    def _encoded(self, command: Command, log_offset: int, number: int) -> bytes:
-        """Return an operation with an op_id, which is the same when a task is repeated."""
+    def _encoded(self, command: Command, log_offset: int, number: int, at_ms: int) -> bytes:
+        """Return an operation with an op_id, which is the same when a task is repeated, signed at a time."""
         op_id = f"build-{self._settings.state_epoch}-{log_offset}-{number}"
         value = encode_command(msgspec.structs.replace(command, op_id=op_id))
         admin_key = self._settings.admin_key
         if admin_key is None or not isinstance(command, AdminCommand):
             return value
-        return sign_operation(value, admin_key, ops_topic=self._topics.ops, at_ms=int(time.time() * 1000))
+        return sign_operation(value, admin_key, ops_topic=self._topics.ops, at_ms=at_ms)
+
+
+def signed_at_ms(planned_ms: int, now_ms: int) -> int:
+    """Return the time at which operations of a micro-batch are signed: that of its plan, by the clock of the driver.
+
+    A repeated task signs with the same bytes then, and clocks of executors do not count. Only a micro-batch that was
+    planned too long ago, as before an outage, is signed anew: its signatures would be refused.
+
+    Args:
+        planned_ms: When it was planned.
+        now_ms: The time here.
+    """
+    return planned_ms if now_ms - planned_ms < SIGNED_BEFORE_MS_MAX // 2 else now_ms
 
 
 def _keep(place: tuple[str, str], shard: QueueShard) -> None:

@@ -45,5 +45,4 @@ def rescale(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity, 
 
 def _digest(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity) -> Migrated:
     rows = rows_of_checkpoint(spark, checkpoint_of(checkpoint), identity.ops_partitions)
-    _, content = content_of(rows, identity.seed)
-    return digest_of(content)
+    return digest_of(content_of(rows, identity.seed).content)

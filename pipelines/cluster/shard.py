@@ -4,7 +4,7 @@ A shard is a function of the log: what it keeps in memory between micro-batches 
 one that it left, which `ShardMeta` says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -14,11 +14,11 @@ from broker_state.kernel.context.decision import OpRecord
 from broker_state.store.keys import read_queue_prefix
 from broker_state.store.value_format import StoredRecord
 from pipelines.cluster.deadline_index import DeadlineIndex
-from pipelines.cluster.shard_state import ShardMaps, ShardState
+from pipelines.cluster.shard_state import ShardMaps, ShardState, quarantine_key, quarantined_in
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
 from pipelines.decide_ops.ops_decider import Decided, OpsDecider
-from pipelines.decide_ops.order import in_one_turn, order
+from pipelines.decide_ops.order import TurnLength, in_turns, order
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
@@ -37,6 +37,10 @@ __all__ = [
 ERROR_LENGTH_MAX = 400
 DEADLINES_MAX = 256
 """Queues that the ticker is told of at a time: the next micro-batch tells of the next ones."""
+TURN_RECORDS = 64
+MADE_MAX = 30_000
+"""Rows and answers of which a part is enough; looked at after `TURN_RECORDS`, and not by the clock. A record makes as
+many as its operation has entries, or as its pop finds ranges."""
 LETTERS = 254
 """Among the numbers of tables: dead letters, which have an order of their own."""
 
@@ -52,6 +56,8 @@ class ShardSettings(NamedTuple):
         seed: Of the hashes of op_ids.
         cache_bytes: Bytes of decoded state, as stored, that each shard keeps.
         verifier: Verifies operations on queues and groups; None: they need no signature.
+        shards_per_task: Shards that a task has, about: a worker keeps some more in memory.
+        noted_batch: Number of a micro-batch that is decided with notes from the first attempt on; None: none is.
     """
 
     run_id: str
@@ -61,6 +67,8 @@ class ShardSettings(NamedTuple):
     seed: int
     cache_bytes: int
     verifier: OperationVerifier | None = None
+    shards_per_task: int = 8
+    noted_batch: int | None = None
 
 
 class ShardMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
@@ -70,7 +78,6 @@ class ShardMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
         next_offset: First undecided Kafka offset.
         first_chunk: Number of the first chunk of the window.
         end_chunk: The number that its next one gets.
-        quarantined: The error by offset of each record that could not be decided.
         ends: By number of a table, or LETTERS: the place after the last row, or letter, that has left.
     """
 
@@ -79,7 +86,6 @@ class ShardMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
     next_offset: int = 0
     first_chunk: int = 1
     end_chunk: int = 1
-    quarantined: dict[int, str] = {}
     ends: dict[int, LogPlace] = {}
 
 
@@ -114,7 +120,9 @@ class Shard:
         self.meta = meta
         self._state = ShardState(maps, settings.seed, meta.first_chunk, meta.end_chunk)
         self._decoder = Decoder(settings.ops_partitions, settings.signer, settings.verifier)
-        self._quarantined = dict(meta.quarantined)
+        self._maps = maps
+        # Of undecided records: a snapshot may have them. Those of decided ones are kept for who decides the log again.
+        self._quarantined = {at: error for at, error in quarantined_in(maps).items() if at >= meta.next_offset}
         self._decider = OpsDecider(
             self._state,
             self._decode,
@@ -127,80 +135,98 @@ class Shard:
         for queue in self._state.deadline_index.queues():
             self._note_deadline(queue)
 
+    def close(self) -> None:
+        """Free the memory now, as its objects refer to each other; nothing is called after it."""
+        self.__dict__.clear()
+
     def bind(self, maps: ShardMaps) -> None:
         """Go on with the maps of the next micro-batch."""
+        self._maps = maps
         self._state.bind(maps)
 
     def apply(self, records: Iterable[KafkaRecord], notes: Notes | None = None) -> list[PlacedEntry]:
-        """Decide records, store what changed, and return what leaves.
+        """Do as `parts`, and return what leaves at once."""
+        return [entry for part in self.parts(records, notes) for entry in part]
 
-        Records that raise whenever they are decided, even alone, are quarantined: rejected from then on. What is stored
-        and what leaves are the same with notes as without.
+    def parts(self, records: Iterable[KafkaRecord], notes: Notes | None = None) -> Iterator[list[PlacedEntry]]:
+        """Decide records, store what changed, and yield what leaves, part by part: after each `meta` is as far.
+
+        A part ends where enough has been made of its records. Those that raise whenever they are decided, even alone,
+        are quarantined: rejected from then on. What is stored and what leaves are the same with notes as without.
 
         Args:
-            records: Of this partition, in any order; those that are applied already are left out.
+            records: Of this partition, in the order of the log; those that are applied already are left out.
             notes: Where each record is noted before it is decided; None: the process has not ended before.
         """
-        left = sorted(record for record in records if record.kafka_offset >= self.meta.next_offset)
-        entries: list[PlacedEntry] = []
-        self._apply(left, entries, notes)
-        return entries
+        waiting = [[record for record in records if record.kafka_offset >= self.meta.next_offset]]
+        while waiting:
+            part = waiting.pop()
+            if not part:
+                continue
+            try:
+                count = self._decide(part) if notes is None else self._decide_noted(part, notes)
+                made = self._decider.placed_entries()
+            except (PopstreamError, MemoryError, OSError):
+                raise  # the state cannot be read, for example: no record is the cause
+            except Exception as error:  # whatever a record makes the kernel raise
+                self._decider.give_up()
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    waiting += part[middle:], part[:middle]
+                    continue
+                if part[0].kafka_offset in self._quarantined:
+                    raise
+                self._quarantined[part[0].kafka_offset] = _text(error)
+                waiting.append(part)
+                continue
+            self._write(part[:count], made)
+            waiting.append(part[count:])
+            yield made
 
     def earliest_deadlines(self) -> list[QueueDeadline]:
         """Return the queues that are due next, at most DEADLINES_MAX, in order."""
         return list(self._due.islice(0, DEADLINES_MAX))
 
-    def _apply(self, records: Sequence[KafkaRecord], entries: list[PlacedEntry], notes: Notes | None) -> None:
-        if not records:
-            return
-        decider = self._decider
-        try:
-            if notes is None:
-                self._decide(records)
-            else:
-                self._decide_noted(records, notes)
-            made = decider.placed_entries()
-        except (PopstreamError, MemoryError, OSError):
-            raise  # the state cannot be read, for example: no record is the cause
-        except Exception as error:  # noqa: BLE001 - whatever a record makes the kernel raise
-            decider.give_up()
-            if len(records) == 1:
-                self._quarantined[records[0].kafka_offset] = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
-                self._apply(records, entries, notes)
-                return
-            middle = len(records) // 2
-            self._apply(records[:middle], entries, notes)
-            self._apply(records[middle:], entries, notes)
-            return
-        self._write(records, made)
-        entries += made
-
-    def _decide(self, records: Sequence[KafkaRecord]) -> None:
+    def _decide(self, records: Sequence[KafkaRecord]) -> int:
+        """Decide records until enough is made, and return how many were decided."""
         decider = self._decider
         ordered = order(decider.decode(records), {})
         decider.prefetch(ordered)
-        decider.decide(in_one_turn(ordered))
+        count = 0
+        for turn in in_turns(ordered, TurnLength(TURN_RECORDS)):
+            decider.decide(turn)
+            count += len(turn.operations) + len(turn.rejected)
+            if _made(decider.decided) >= MADE_MAX:
+                break
+        return count
 
-    def _decide_noted(self, records: Sequence[KafkaRecord], notes: Notes) -> None:
+    def _decide_noted(self, records: Sequence[KafkaRecord], notes: Notes) -> int:
         """Do as `_decide` one record at a time, up to its entries."""
-        decider, decided = self._decider, Decided()
+        decider, decided, count = self._decider, Decided(), 0
         for record in records:
             if not notes.begin(record.kafka_offset):
                 self._quarantined[record.kafka_offset] = "the process ended each time this record was decided"
             self._decide([record])
             decider.placed_entries()  # the process may end here as well
             decided.extend(decider.written())
+            count += 1
+            if count % TURN_RECORDS == 0 and _made(decided) >= MADE_MAX:
+                break
         notes.pause()
         decider.decided = decided
+        return count
 
     def _write(self, records: Sequence[KafkaRecord], made: Sequence[PlacedEntry]) -> None:
         self._state.write(self._decider.overlay, max(record.timestamp_ms for record in records))
         for queue in self._decider.written().touched:
             self._note_deadline(queue.prefix)
+        for record in records if self._quarantined else ():
+            if (error := self._quarantined.pop(record.kafka_offset, None)) is not None:
+                self._maps.quarantined.put(quarantine_key(record.kafka_offset), error.encode())
         first_chunk, end_chunk = self._state.chunks
         ends = self.meta.ends | {order_number(entry): entry.end for entry in made if entry.end is not None}
         next_offset = records[-1].kafka_offset + 1
-        self.meta = ShardMeta(next_offset, first_chunk, end_chunk, dict(self._quarantined), ends)
+        self.meta = ShardMeta(next_offset, first_chunk, end_chunk, ends)
 
     def _decode(self, record: KafkaRecord) -> OpRecord | Rejected:
         error = self._quarantined.get(record.kafka_offset) if self._quarantined else None
@@ -230,3 +256,15 @@ def earliest_deadlines(index: DeadlineIndex) -> list[QueueDeadline]:
 def order_number(entry: PlacedEntry) -> int:
     """Return of which order an entry of rows, or a dead letter, has places."""
     return LETTERS if entry.kind == EntryKind.DEAD_LETTER else entry.value[0]
+
+
+def _made(decided: Decided) -> int:
+    decision = decided.decision
+    rows = len(decision.operations) + len(decision.deliveries) + len(decision.commit_positions)
+    return rows + len(decision.order_info) + len(decision.answers) + len(decided.rejected)
+
+
+def _text(error: Exception) -> str:
+    """Return what is kept of the error of a record; it may quote what cannot be encoded."""
+    text = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
+    return text.encode(errors="replace").decode()

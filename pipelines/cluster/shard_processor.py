@@ -4,7 +4,6 @@ A shard stays in the memory of the Python worker between micro-batches. It is us
 that it left; after the loss of an executor, and on a worker that has not seen it lately, it is loaded anew.
 """
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +13,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
+from pipelines.cluster.kept_shards import KeptShards
 from pipelines.cluster.migration.shard_rows import META_MAP
 from pipelines.cluster.outgoing import OutgoingRecord, Outlet, deadlines_record, records_of
 from pipelines.cluster.packed_records import Payload, bounded_slices
+from pipelines.cluster.rare_collection import RareCollection
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.shard_attempts import WHOLE_ATTEMPTS_MAX, ShardAttempts
 from pipelines.cluster.skipped_records import require_no_records_between
@@ -25,8 +26,11 @@ from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["ShardProcessor"]
 
-_shards: dict[tuple[str, int], Shard] = {}
-"""By run of the query and partition of the ops topic."""
+BATCH_ID = "streaming.sql.batchId"
+"""Spark's name of the number of the micro-batch among the local properties of a task."""
+
+_shards = KeptShards()
+_collection = RareCollection()
 
 
 class ShardProcessor(StatefulProcessor):
@@ -67,7 +71,7 @@ class ShardProcessor(StatefulProcessor):
                 yield record.row
         except BaseException:
             # Its memory may be ahead of the state.
-            _shards.pop((self._settings.run_id, partition), None)
+            _shards.drop((self._settings.run_id, partition))
             raise
         finally:
             if attempts is not None:
@@ -87,24 +91,28 @@ class ShardProcessor(StatefulProcessor):
         committed = shard.meta.ends
         outlet = Outlet(self._state_epoch, partition, self._topics, self._internal, self._audit_partitions)
         newest_ms = 0
-        for records in bounded_slices(payloads):
-            begins = shard.meta.ends
-            gc.disable()  # many objects and no cycles: a collection now would only cost time
-            try:
-                entries = shard.apply(records, attempts)
-            finally:
-                gc.enable()
+        for records in bounded_slices(partition, payloads):
             newest_ms = max(newest_ms, *(record.timestamp_ms for record in records))
-            yield from records_of(entries, outlet, committed, begins)
+            parts = shard.parts(records, attempts)
+            while True:
+                begins = shard.meta.ends
+                with _collection.decision():
+                    entries = next(parts, None)
+                if entries is None:
+                    break
+                yield from records_of(entries, outlet, committed, begins)
         if attempts is not None:
             attempts.end()
         self._meta.put(shard.meta.encode())
         yield deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal)
 
     def _attempts(self, partition: int) -> ShardAttempts | None:
-        """Return where records are noted, if the task has ended too often without it."""
+        """Return where records are noted, if the task or the job has ended too often without it."""
         context = TaskContext.get()
-        if context is None or context.attemptNumber() < WHOLE_ATTEMPTS_MAX:
+        if context is None:
+            return None
+        is_noted = context.getLocalProperty(BATCH_ID) == str(self._settings.noted_batch)
+        if context.attemptNumber() < WHOLE_ATTEMPTS_MAX and not is_noted:
             return None
         return ShardAttempts(self._connection, self._internal.attempts, partition, self._state_epoch)
 
@@ -115,11 +123,11 @@ class ShardProcessor(StatefulProcessor):
         stored = self._meta.get()
         meta = ShardMeta() if stored is None else ShardMeta.decode(stored)
         place = self._settings.run_id, partition
-        shard = _shards.get(place)
-        if shard is None or shard.meta != meta:
-            if stored is not None:
-                require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
-            shard = _shards[place] = Shard(self._settings, self._maps, meta)
-        else:
+        shard = _shards.get(place, meta)
+        if shard is not None:
             shard.bind(self._maps)
-        return shard
+            return shard
+        if stored is not None:
+            require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
+        shards_max = KeptShards.limit_for(self._settings.shards_per_task)
+        return _shards.load(place, shards_max, lambda: Shard(self._settings, self._maps, meta))

@@ -1,10 +1,11 @@
-"""The state of one shard, which is one partition of the ops topic: a `Kv` over four maps of Spark's state store.
+"""The state of one shard, which is one partition of the ops topic: a `Kv` over maps of Spark's state store.
 
     map           key                   value
     state         as in keys.py         as on disk; without the pages of op_ids (kind 'F')
     deadlines     bucket                deadline_index.py
     chunk_index   chunk u64             window_chunks.py; op_ids and their pages
     chunk_values  chunk u64
+    quarantined   Kafka offset u64      the error of a record that could not be decided; not part of the `Kv`
 
 Keys, deadlines and the hashes of the window are in memory: some 100 bytes a key, 200 a deadline, 20 an op_id. What a
 micro-batch costs in calls follows from the values that it reads for the first time and from those that it changes.
@@ -20,7 +21,7 @@ from pipelines.cluster.deadline_index import DeadlineIndex
 from pipelines.cluster.key_directory import KeyDirectory
 from pipelines.cluster.window_chunks import ChunkMap, WindowChunks, WindowIndex
 
-__all__ = ["ShardMaps", "ShardState", "StoredMap"]
+__all__ = ["ShardMaps", "ShardState", "StoredMap", "quarantine_key", "quarantined_in"]
 
 
 _PAGE_NO_BYTES = 8
@@ -43,11 +44,22 @@ class ShardMaps(NamedTuple):
     deadlines: StoredMap
     chunk_index: StoredMap
     chunk_values: StoredMap
+    quarantined: StoredMap
 
     @classmethod
     def each(cls, new_map: Callable[[], StoredMap]) -> Self:
         """Return maps that `new_map` returns."""
         return cls(*(new_map() for _ in cls._fields))
+
+
+def quarantine_key(kafka_offset: int) -> bytes:
+    """Return the key of a record in the map `quarantined`."""
+    return kafka_offset.to_bytes(8, "big")
+
+
+def quarantined_in(maps: ShardMaps) -> dict[int, str]:
+    """Return the error by offset of each record that could not be decided, in order."""
+    return {int.from_bytes(key, "big"): error.decode() for key, error in sorted(maps.quarantined.items())}
 
 
 class ShardState:

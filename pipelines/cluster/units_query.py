@@ -50,7 +50,13 @@ def start_units_query(
         # What is lost of this log is read again from the message topics (`QueueMeta.is_behind`).
         .option("failOnDataLoss", "false")
         .load()
-        .select(f.col("key").cast("string").alias("queue"), f.col("offset").alias("log_offset"), "value")
+        .select(
+            f.col("key").cast("string").alias("queue"),
+            f.col("offset").alias("log_offset"),
+            "value",
+            # Of a micro-batch that is repeated it is the same: Spark keeps it with the offsets.
+            f.unix_millis(f.current_timestamp()).alias("planned_ms"),
+        )
     )
     outgoing = frame.groupBy("queue").transformWithState(
         QueueProcessor(settings, prefix), OUTGOING_SCHEMA, "append", "none"

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.session import QUICK_COMPILER
 from connectors.jars.resolve import spark_jars
-from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.cluster_job import CORES_COUNTED_MAX, ClusterJob, ClusterSettings
 from pipelines.cluster.decide_query import QUERY
 from pipelines.cluster.session import cluster_session
 from pipelines.job_settings import JobSettings
@@ -60,7 +60,9 @@ def main() -> None:
         },
     )
     settings = JobSettings(
-        folder=options.folder, topic_prefix=options.prefix, records_per_batch_max=options.records_per_batch
+        folder=options.folder,
+        topic_prefix=options.prefix,
+        records_per_batch_max=options.records_per_batch // min(options.executors, CORES_COUNTED_MAX),
     )
     cluster = ClusterSettings(
         checkpoint=str(options.folder / "state"), tables=str(options.folder / "tables"), tasks=options.executors

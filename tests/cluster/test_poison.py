@@ -13,7 +13,7 @@ from popstream.kafka_connection import KafkaConnection
 from tests.cluster.dying_shard import POISON, DyingProcessor
 from tests.model.generator import PARTITIONS
 from tests.model.reference_model import Record
-from tests.support.cluster_log import Log, decide, stored_metas
+from tests.support.cluster_log import Log, decide, stored_quarantine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,5 +55,4 @@ def test_a_record_under_which_the_worker_ends_is_quarantined(
     assert len(answers) == len(log.records) == len(operations)
     assert answers[POISON]["detail"].startswith("QUARANTINED: the process ended each time")
     assert [op_id for op_id, answer in answers.items() if answer["code"]] == [POISON]
-    metas = stored_metas(cluster_spark, checkpoint)
-    assert [list(meta.quarantined) for meta in metas.values()] == [[11]]
+    assert [list(errors) for errors in stored_quarantine(cluster_spark, checkpoint).values()] == [[11]]

@@ -18,7 +18,7 @@ from connectors.kafka.topic_admin import create_message_topic
 from pipelines.cluster.decide_query import start_decide_query
 from pipelines.cluster.migration.shard_rows import content_of
 from pipelines.cluster.migration.stored_state import rows_of_checkpoint
-from pipelines.cluster.shard import ShardMeta, ShardSettings
+from pipelines.cluster.shard import ShardSettings
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entries import read_frame, read_notifications, read_slice
 from pipelines.decide_ops.entry import Entry, EntryKind
@@ -45,7 +45,7 @@ __all__ = [
     "decided_entries",
     "left_by",
     "stored_families",
-    "stored_metas",
+    "stored_quarantine",
     "with_signed_handles",
 ]
 
@@ -141,17 +141,15 @@ def decide(
         query.stop()
 
 
-def stored_metas(spark: SparkSession, checkpoint: str) -> dict[int, ShardMeta]:
-    """What each shard has stored of itself, by partition of the ops topic."""
-    metas, _ = content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED)
-    return metas
+def stored_quarantine(spark: SparkSession, checkpoint: str) -> dict[int, dict[int, str]]:
+    """The errors of records that each shard could not decide."""
+    return content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED).quarantined
 
 
 def stored_families(spark: SparkSession, checkpoint: str) -> dict[str, dict[bytes, bytes]]:
     """The state of all shards, as Spark's own reader finds it in the state store."""
     families: dict[str, dict[bytes, bytes]] = {name: {} for name in KERNEL_FAMILIES}
-    _, content = content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED)
-    for family, key, value in content:
+    for family, key, value in content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED).content:
         families[family][key] = value
     return families
 

@@ -107,7 +107,7 @@ def owned(settings: JobSettings, place: StatePlace, epochs: tuple[str, ...]) -> 
         settings.topic_prefix,
         OwnerLog(place.connection, Topics.of(settings.topic_prefix).owner, Owner),
         folder=place.checkpoint,
-        # Not that of a driver: one with the same place takes the prefix at once, and a job that runs would end.
+        # Not that of a driver, which has one of its own: with the same place a job that runs would end.
         place=f"{place.checkpoint} (a command)",
         ops_topic_id=place.ops.topic_id,
         state_epoch=lambda: epochs[0],

@@ -2,7 +2,7 @@
 
 ```
 ops_partition   map                                                     key, value
-3               state, deadlines, chunk_index, chunk_values (ShardMaps) as stored there
+3               one of ShardMaps                                        as stored there
 3               meta                                                    empty key, ShardMeta
 ```
 """
@@ -17,7 +17,7 @@ from broker_state.store.key_kinds import queue_of_key
 from broker_state.store.overlay import Change, Family
 from pipelines.cluster.deadline_index import DeadlineIndex
 from pipelines.cluster.shard import QueueDeadline, ShardMeta, earliest_deadlines
-from pipelines.cluster.shard_state import ShardMaps, ShardState
+from pipelines.cluster.shard_state import ShardMaps, ShardState, quarantine_key, quarantined_in
 
 __all__ = [
     "DEADLINES_MAP",
@@ -25,6 +25,7 @@ __all__ = [
     "CollectedMap",
     "Content",
     "ShardRow",
+    "ShardsContent",
     "content_of",
     "deadlines_of",
     "shard_rows",
@@ -75,11 +76,26 @@ class CollectedMap:
         return iter(list(self._values.items()))
 
 
+class ShardsContent(NamedTuple):
+    """What shards hold.
+
+    Attributes:
+        metas: By partition of the ops topic, how far it is decided.
+        quarantined: By partition of the ops topic and offset, the errors of records that could not be decided.
+        content: (family, key, value) of everything else, once.
+    """
+
+    metas: dict[int, ShardMeta]
+    quarantined: dict[int, dict[int, str]]
+    content: Iterator[Content]
+
+
 def shard_rows(
     content: Iterable[Content],
     metas: Mapping[int, ShardMeta],
     partition_of_queue: Callable[[bytes], int],
     *,
+    quarantined: Mapping[int, Mapping[int, str]],
     seed: int,
     newest_ms: int,
 ) -> Iterator[ShardRow]:
@@ -89,6 +105,7 @@ def shard_rows(
         content: (family, key, value) of a state, in any order.
         metas: By partition of the ops topic, how far it is decided; the numbers of chunks are set here.
         partition_of_queue: Returns the partition of the ops topic of a queue, by the prefix of its keys.
+        quarantined: By partition of the ops topic and offset, the errors of records that could not be decided.
         seed: Of the hashes of op_ids.
         newest_ms: Timestamp of the newest decided record, about: chunks of the window move when they are old.
     """
@@ -101,6 +118,8 @@ def shard_rows(
         changes = by_partition.pop(partition, [])
         for first in range(0, len(changes), _CHANGES_AT_ONCE):
             state.put(changes[first : first + _CHANGES_AT_ONCE], newest_ms)
+        for kafka_offset, error in quarantined.get(partition, {}).items():
+            maps.quarantined.put(quarantine_key(kafka_offset), error.encode())
         for name, stored in zip(ShardMaps._fields, maps, strict=True):
             for key, value in stored.items():
                 yield ShardRow(partition, name, key, value)
@@ -110,8 +129,8 @@ def shard_rows(
     assert not by_partition, "every queue belongs to a partition of the ops topic"
 
 
-def content_of(rows: Iterable[ShardRow], seed: int) -> tuple[dict[int, ShardMeta], Iterator[Content]]:
-    """Return how far each partition is decided, and (family, key, value) of everything that the shards hold."""
+def content_of(rows: Iterable[ShardRow], seed: int) -> ShardsContent:
+    """Return what shards hold."""
     metas: dict[int, ShardMeta] = {}
     maps: dict[int, ShardMaps] = defaultdict(lambda: ShardMaps.each(CollectedMap))
     for partition, name, key, value in rows:
@@ -124,7 +143,7 @@ def content_of(rows: Iterable[ShardRow], seed: int) -> tuple[dict[int, ShardMeta
         for partition, meta in metas.items():
             yield from ShardState(maps[partition], seed, meta.first_chunk, meta.end_chunk).content()
 
-    return metas, content()
+    return ShardsContent(metas, {partition: quarantined_in(maps[partition]) for partition in metas}, content())
 
 
 def deadlines_of(rows: Iterable[ShardRow]) -> dict[int, list[QueueDeadline]]:

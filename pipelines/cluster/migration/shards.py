@@ -35,9 +35,9 @@ class Shards:
     def __init__(self, identity: CheckpointIdentity, rows: Iterable[ShardRow]) -> None:
         self.identity = identity
         self._rows = list(rows)
-        self._metas, _ = content_of(self._rows, identity.seed)
+        metas, self._quarantined, _ = content_of(self._rows, identity.seed)
         begun = {number: identity.first_offset.get(number, 0) for number in range(identity.ops_partitions)}
-        self.next_offset = begun | {partition: meta.next_offset for partition, meta in self._metas.items()}
+        self.next_offset = begun | {partition: meta.next_offset for partition, meta in metas.items()}
 
     @classmethod
     def read(cls, spark: SparkSession, checkpoint: str, identity: CheckpointIdentity) -> "Shards":
@@ -52,7 +52,7 @@ class Shards:
 
     def content(self) -> Iterator[Content]:
         """Yield (family, key, value) of everything that the shards hold."""
-        return content_of(self._rows, self.identity.seed)[1]
+        return content_of(self._rows, self.identity.seed).content
 
     def applied(self, ops_topic: str, state_epoch: str, former_epochs: Iterable[str], apply_seq: int = 0) -> Applied:
         """Return how far the state has decided the log, under the name `state_epoch`."""
@@ -84,7 +84,7 @@ class Shards:
             raise Corrupt(message, subject=log.topic, details=lost)
         with RocksStore(path) as state:
             fill(state, self.content())
-            state.write_changes([*self._quarantined(), *self._begun_elsewhere(applied, rows_from)])
+            state.write_changes([*self._quarantine(), *self._begun_elsewhere(applied, rows_from)])
             state.write_changes([(META, APPLIED_KEY, applied.encode())])
             written = digest_of(content_of_store(state))
         if digest_of(self.content()) != written:
@@ -92,9 +92,9 @@ class Shards:
             raise Corrupt(message, subject=str(path))
         return written
 
-    def _quarantined(self) -> Iterator[Change]:
-        for partition, meta in self._metas.items():
-            for kafka_offset, error in meta.quarantined.items():
+    def _quarantine(self) -> Iterator[Change]:
+        for partition, errors in self._quarantined.items():
+            for kafka_offset, error in errors.items():
                 yield quarantine_change(partition, kafka_offset, error)
 
     def _begun_elsewhere(self, applied: Applied, rows_from: dict[int, int]) -> Iterator[Change]:

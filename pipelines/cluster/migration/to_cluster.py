@@ -1,7 +1,8 @@
 """Takes the state of an embedded job, which must not run, to a new checkpoint of a job on a cluster."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +14,7 @@ from checkpoints.reconcile import LogFound, lost_records, require_same_log
 from checkpoints.replay import replay_of
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.cluster.checkpoint_identity import CheckpointIdentity, require_new, write_identity
+from pipelines.cluster.checkpoint_identity import Beginnings, CheckpointIdentity, require_new, write_identity
 from pipelines.cluster.decide_query import Beginning
 from pipelines.cluster.migration.shard_rows import DEADLINES_MAP, ShardRow, content_of, deadlines_of, shard_rows
 from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of
@@ -43,7 +44,7 @@ def migrate_to_cluster(
     prefix: str,
     ops: TopicFacts,
     log: LogFound,
-    begins: Mapping[str, dict[int, int]],
+    begins: Beginnings,
     checkpoint: str,
 ) -> Migrated:
     """Write the state beside a new checkpoint, from which the first start of the job on the cluster takes it.
@@ -54,7 +55,7 @@ def migrate_to_cluster(
         prefix: Prefix of the job's topics.
         ops: Its ops topic.
         log: The log, as found.
-        begins: The fields of the identity that say where topics end now (`begins_now`).
+        begins: The fields of the identity that say how topics are now (`begins_now`).
         checkpoint: Path or URL of the state on the cluster; nothing may be there.
 
     Raises:
@@ -85,15 +86,15 @@ def migrate_to_cluster(
     )
     rows = shard_rows(
         content_of_store(state),
-        _metas(state, first_offset),
+        {partition: ShardMeta(next_offset) for partition, next_offset in first_offset.items()},
         lambda queue: partition_of(ops_key(*read_queue_prefix(queue)), ops.partition_count),
+        quarantined=_quarantined(state),
         seed=identity.seed,
         newest_ms=time.time_ns() // 1_000_000,
     )
     _write(spark, rows, shard_keys(spark, ops.partition_count), _rows_url(checkpoint))
     migrated = digest_of(content_of_store(state))
-    _, content = content_of(beginning_rows(spark, checkpoint), identity.seed)
-    if digest_of(content) != migrated:
+    if digest_of(content_of(beginning_rows(spark, checkpoint), identity.seed).content) != migrated:
         message = f"what was written to {checkpoint} is not what was read: remove it, and try again"
         raise Corrupt(message, subject=checkpoint)
     write_identity(spark, checkpoint, identity)
@@ -119,14 +120,11 @@ def beginning_deadlines(spark: SparkSession, checkpoint: str) -> dict[int, list[
     return deadlines_of(_read(frame.where(frame["map"] == DEADLINES_MAP)))
 
 
-def _metas(state: RocksStore, first_offset: dict[int, int]) -> dict[int, ShardMeta]:
-    quarantined: dict[int, dict[int, str]] = {partition: {} for partition in first_offset}
+def _quarantined(state: RocksStore) -> dict[int, dict[int, str]]:
+    quarantined: dict[int, dict[int, str]] = defaultdict(dict)
     for (partition, kafka_offset), error in Quarantine(state):
         quarantined[partition][kafka_offset] = error
-    return {
-        partition: ShardMeta(next_offset, quarantined=quarantined[partition])
-        for partition, next_offset in first_offset.items()
-    }
+    return quarantined
 
 
 def _rows_url(checkpoint: str) -> str:

@@ -90,6 +90,11 @@ def test_nodes_that_have_the_environment_unpacked_get_no_archive() -> None:
 def test_settings_of_spark_replace_the_defaults() -> None:
     assert options_of(command_of())["spark.log.level"] == "ERROR"
     assert options_of(command_of(spark_conf={"spark.log.level": "INFO"}))["spark.log.level"] == "INFO"
+    for process in ("driver", "executor"):
+        key = f"spark.{process}.extraJavaOptions"
+        java = options_of(command_of())[key].split()
+        assert java == ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Duser.timezone=UTC"], "as is measured"
+        assert options_of(command_of(spark_conf={key: "-Xss4m"}))[key] == "-Xss4m"
 
 
 @pytest.mark.parametrize(

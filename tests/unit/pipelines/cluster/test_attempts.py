@@ -15,14 +15,16 @@ import pytest
 from connectors.delta.rows import completed_rows
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
+from pipelines.cluster import shard
 from pipelines.cluster.audit_query import audit_key, new_entries, rows_from
 from pipelines.cluster.extent import Cursors, Extent
 from pipelines.cluster.outgoing import EntryKey, Outlet, records_of
 from pipelines.cluster.shard import Shard, ShardMeta
+from pipelines.cluster.shard_state import quarantined_in
 from pipelines.cluster.unit_entries import UnitsKey
 from pipelines.decide_ops import ops_decider
 from pipelines.decide_ops.entries import read_slice
-from pipelines.decide_ops.entry import EntryKind, LogPlace
+from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
 from tests.support.in_process.memory_maps import memory_maps
 from tests.support.in_process.small_job import DECLARE, written_to
 from tests.unit.pipelines.cluster.test_shard import SETTINGS, answers, pop, record
@@ -67,10 +69,10 @@ class Attempt:
         notes: Noted | None = None,
     ) -> None:
         self.maps = memory_maps() if maps is None else maps
-        shard = Shard(SETTINGS, self.maps, meta or ShardMeta())
-        committed = shard.meta.ends
-        entries = shard.apply(records, notes)
-        self.meta = shard.meta
+        deciding = Shard(SETTINGS, self.maps, meta or ShardMeta())
+        committed = deciding.meta.ends
+        entries = deciding.apply(records, notes)
+        self.meta = deciding.meta
         self.answers = answers(entries)
         self.sent: Sent = [
             (EntryKey.decode(each.key or b""), each.value)
@@ -93,6 +95,24 @@ def rows_in(sent: Sequence[tuple[EntryKey, bytes]]) -> Counter[str]:
             found = rows_from(completed_rows(table, data, None, "epoch", "T"), begin)
             rows.update(f"{table} {row}" for row in found.to_pylist())
     return rows
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel raise for one record."""
+    fold = ops_decider.fold  # type: ignore[attr-defined]
+
+    def poisoned(overlay: Any, records: Any, decision: Any) -> Any:
+        if any(each.kafka_offset == POISON for each in records):
+            message = "poison"
+            raise RuntimeError(message)
+        return fold(overlay, records, decision)
+
+    monkeypatch.setattr(ops_decider, "fold", poisoned)
+
+
+def decoded_rows(entry: PlacedEntry) -> int:
+    table, data = read_slice(entry.value)
+    return len(completed_rows(table, data, None, "epoch", "T"))
 
 
 def kafka_offset_of(row: str) -> int:
@@ -122,14 +142,34 @@ def test_an_attempt_that_failed_after_some_or_all_was_sent_adds_and_hides_nothin
     assert {*once.values()} == {1}
 
 
+@pytest.mark.parametrize("is_poisoned", [False, True])
+def test_a_part_ends_where_enough_is_made_of_it_with_notes_and_without(
+    *, is_poisoned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_poisoned:
+        poison(monkeypatch)
+    whole = Attempt(RECORDS)
+    monkeypatch.setattr(shard, "TURN_RECORDS", 2)
+    monkeypatch.setattr(shard, "MADE_MAX", 20)
+    parts = [*Shard(SETTINGS, memory_maps(), ShardMeta()).parts(RECORDS)]
+    assert len(parts) > 4
+    sizes = [sum(decoded_rows(entry) for entry in part if entry.kind == EntryKind.AUDIT) for part in parts]
+    assert max(sizes) <= 20 + 2 * 4
+    cut, alone = Attempt(RECORDS), Attempt(RECORDS, notes=Noted())
+    assert cut.sent == alone.sent
+    assert cut.stored() == alone.stored()
+    assert rows_in(cut.sent) == rows_in(whole.sent)
+    assert len(cut.sent) > len(whole.sent)
+
+
 def test_slices_of_a_micro_batch_are_one_order() -> None:
     """Those of an attempt that ended between two slices are repeated by the next one."""
     maps = memory_maps()
-    shard = Shard(SETTINGS, maps, ShardMeta())
+    one = Shard(SETTINGS, maps, ShardMeta())
     sent: Sent = []
     for at in range(0, 40, 8):
-        begins = shard.meta.ends
-        entries = shard.apply(RECORDS[at : at + 8])
+        begins = one.meta.ends
+        entries = one.apply(RECORDS[at : at + 8])
         sent += [
             (EntryKey.decode(each.key or b""), each.value)
             for each in records_of(entries, OUTLET, {}, begins)
@@ -138,7 +178,7 @@ def test_slices_of_a_micro_batch_are_one_order() -> None:
     assert rows_in(sent) == rows_in([*sent[:7], *sent]) == rows_in(Attempt(RECORDS).sent)
     lost = [each for number, each in enumerate(sent) if number != 4]
     assert rows_in([*lost, *sent]) == rows_in(sent), "a send that failed, and the attempt after it"
-    later = Attempt(LATER, maps, shard.meta).sent
+    later = Attempt(LATER, maps, one.meta).sent
     assert {*rows_in([*lost, *sent, *later]).values()} == {1}
 
 
@@ -152,19 +192,11 @@ def test_rows_do_not_depend_on_where_a_micro_batch_ends(middle: int) -> None:
 
 def test_the_cut_for_a_record_that_raises_changes_the_rows_of_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = Attempt(RECORDS)
-    fold = ops_decider.fold  # type: ignore[attr-defined]
-
-    def poisoned(overlay: Any, records: Any, decision: Any) -> Any:
-        if any(each.kafka_offset == POISON for each in records):
-            message = "poison"
-            raise RuntimeError(message)
-        return fold(overlay, records, decision)
-
-    monkeypatch.setattr(ops_decider, "fold", poisoned)
+    poison(monkeypatch)
     whole, alone = Attempt(RECORDS), Attempt(RECORDS, notes=Noted())
     assert whole.sent == alone.sent
     assert whole.stored() == alone.stored()
-    assert [*whole.meta.quarantined] == [POISON]
+    assert [*quarantined_in(whole.maps)] == [POISON]
 
     def before(rows: Counter[str]) -> Counter[str]:
         return Counter({row: count for row, count in rows.items() if kafka_offset_of(row) < POISON})
@@ -174,7 +206,7 @@ def test_the_cut_for_a_record_that_raises_changes_the_rows_of_no_other_one(monke
 
 def test_a_record_under_which_the_process_has_ended_is_the_only_one_to_differ() -> None:
     alone = Attempt(RECORDS, notes=Noted(POISON))
-    assert [*alone.meta.quarantined] == [POISON]
+    assert [*quarantined_in(alone.maps)] == [POISON]
     by_op = {answer["op_id"]: answer for answer in alone.answers}
     assert [op_id for op_id, answer in by_op.items() if answer["code"]] == [f"op-{POISON}"]
     assert {*rows_in([*Attempt(RECORDS[:POISON]).sent, *alone.sent]).values()} == {1}

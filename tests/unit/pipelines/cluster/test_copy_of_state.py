@@ -26,6 +26,7 @@ from pipelines.cluster.migration.shards import Shards
 from pipelines.cluster.migration.stored_state import content_of_store
 from pipelines.cluster.queue_shard import BuiltUnits
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
+from pipelines.cluster.shard_state import quarantine_key
 from pipelines.cluster.undelivered import _spans_of
 from pipelines.cluster.unit_entries import unit_records
 from pipelines.decide_ops.decode import KafkaRecord
@@ -66,8 +67,9 @@ class Decided:
             maps = memory_maps()
             shard = Shard(settings, maps, ShardMeta())
             shard.apply(record for record in records if record.partition == partition)
-            meta = msgspec.structs.replace(shard.meta, quarantined={3: "poison"} if partition == 0 else {})
-            self.rows.append(ShardRow(partition, META_MAP, b"", meta.encode()))
+            if partition == 0:
+                maps.quarantined.put(quarantine_key(3), b"poison")
+            self.rows.append(ShardRow(partition, META_MAP, b"", shard.meta.encode()))
             for name, stored in zip(maps._fields, maps, strict=True):
                 self.rows += [ShardRow(partition, name, key, value) for key, value in stored.items()]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pipelines.cluster import audit_query
 from pipelines.cluster.extent import START, Cursors, Extent
 from pipelines.cluster.outgoing import EntryKey
 from pipelines.cluster.unit_entries import UnitsKey
@@ -77,3 +78,32 @@ def test_entries_that_an_earlier_micro_batch_sent_and_that_are_gone_are_an_error
         cursors.take(later)
     assert cursors.take(first) == START
     assert cursors.take(later) == LogPlace(4, 1)
+
+
+def test_cursors_of_a_later_micro_batch_that_are_missing_or_damaged_are_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files: dict[str, bytes] = {}
+
+    class File:
+        def __init__(self, _: object, url: str) -> None:
+            self.url = url
+
+        def read(self) -> bytes | None:
+            return files.get(self.url)
+
+    monkeypatch.setattr(audit_query, "HadoopFile", File)
+    spark = cast("Any", None)
+    assert audit_query.stored_cursors(spark, "/audit", 0).ends == {}
+    with pytest.raises(Corrupt, match="/audit/cursors/3 is missing, so what is written to the tables is not known"):
+        audit_query.stored_cursors(spark, "/audit", 3)
+    files["/audit/cursors/3"] = b'{"3 operations": [7, 1]}'
+    assert audit_query.stored_cursors(spark, "/audit", 3).ends == {"3 operations": LogPlace(7, 1)}
+    files["/audit/cursors/3"] = b'{"3 operations": [7'
+    with pytest.raises(Corrupt, match="/audit/cursors/3 cannot be read"):
+        audit_query.stored_cursors(spark, "/audit", 3)
+
+
+@pytest.mark.parametrize("interval_s", [0.5, 10.0, 60.0, 300.0])
+def test_a_longer_interval_does_not_lower_the_rate_at_which_rows_are_written(interval_s: float) -> None:
+    assert audit_query.entries_per_commit_max(interval_s) / interval_s >= 2_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,6 +35,11 @@ class Kafka:
         self.written: list[tuple[Queue, LogRecord]] = []
         self.news: list[tuple[bytes, bytes]] = []
         self.is_away = False
+        self.ahead_s = 0.0
+
+    @property
+    def timestamp(self) -> int:
+        return int((time.time() + self.ahead_s) * 1000)
 
     def send(self, topic: str, *, key: bytes, value: bytes, partition: int) -> Kafka:
         assert topic == "p.cluster_queue_log"
@@ -41,10 +47,11 @@ class Kafka:
         self.written.append((queue_of_ops_key(key), decode_log_record(value)))
         return self
 
-    def get(self, timeout_s: float) -> None:
+    def get(self, timeout_s: float) -> Kafka:
         assert timeout_s > 0
         if self.is_away:
             raise KafkaTimeoutError
+        return self
 
     def to_end(self) -> Iterator[tuple[bytes, bytes]]:
         news, self.news = self.news, []
@@ -160,3 +167,15 @@ def test_without_kafka_nothing_is_taken_for_written(kafka: Kafka) -> None:
     kafka.take()
     writer.update_topics(topics("A"), {})
     assert kafka.take() == [(QUEUE, Began("A", "simple", 0))]
+
+
+@pytest.mark.parametrize(("ahead_s", "text"), [(-40.0, "(39|40) s ahead of"), (300.0, "(299|300) s behind")])
+def test_a_clock_by_which_signatures_would_be_refused_is_an_error(kafka: Kafka, ahead_s: float, text: str) -> None:
+    writer = LogQueueWriter(KafkaConnection("kafka:9092"), ClusterTopics.of("p"), 3, 2, "epoch", signs=True)
+    kafka.ahead_s = 20.0
+    writer.update_topics(topics("A"), {})
+    kafka.ahead_s = ahead_s
+    with pytest.raises(Invalid, match=text):
+        writer.update_topics(topics("B"), {})
+    writer_of_unsigned = LogQueueWriter(KafkaConnection("kafka:9092"), ClusterTopics.of("p"), 3, 2, "epoch")
+    writer_of_unsigned.update_topics(topics("B"), {})

@@ -66,8 +66,8 @@ def test_a_shard_gets_its_records_in_slices_that_do_not_depend_on_how_they_were_
     for partition in range(3):
         payloads = found[partition]
         chance.shuffle(payloads)
-        slices = list(bounded_slices(payloads))
-        assert slices == list(bounded_slices(whole[partition]))
+        slices = list(bounded_slices(partition, payloads))
+        assert slices == list(bounded_slices(partition, whole[partition]))
         assert [each for part in slices for each in part] == [each for each in records if each.partition == partition]
         assert len(slices) > 1
         assert all(sum(256 + len(each.value or b"") for each in part) <= 20_000 for part in slices)
@@ -79,13 +79,23 @@ def test_a_record_beyond_the_bounds_is_alone(monkeypatch: pytest.MonkeyPatch) ->
     records = [KafkaRecord(0, at, 1, None, b"x" * size, size) for at, size in enumerate([10, 5_000, 10, 10])]
     (payloads,) = payloads_of([*pack(batches_of(records, 10))]).values()
     assert [payload.first_offset for payload in payloads] == [0, 1, 2]
-    assert [[each.kafka_offset for each in part] for part in bounded_slices(payloads)] == [[0], [1], [2, 3]]
+    assert [[each.kafka_offset for each in part] for part in bounded_slices(0, payloads)] == [[0], [1], [2, 3]]
+
+
+def test_what_follows_from_the_rest_is_not_packed() -> None:
+    value = b'{"v":1}'
+    plain = [KafkaRecord(3, at, 1_000 + at, b"key", [value, None][at % 2], [7, 0][at % 2]) for at in range(8)]
+    over = [*plain[:-1], plain[-1]._replace(value=value, value_bytes=5_000_000, value_sha256="hash")]
+    for records, columns in ((plain, 4), (over, 6)):
+        (payload,) = payloads_of([*pack(batches_of(records, 10))])[3]
+        assert len(pa.ipc.open_stream(payload.data).schema) == columns
+        assert [*bounded_slices(3, [payload])] == [records]
 
 
 def test_no_rows_are_no_payloads() -> None:
     empty = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in TYPES], names=KafkaRecord._fields)
     assert [batch.num_rows for batch in pack([empty])] == [0]
-    assert list(bounded_slices([])) == []
+    assert list(bounded_slices(0, [])) == []
 
 
 def test_of_a_large_micro_batch_one_slice_is_unpacked_at_a_time() -> None:
@@ -94,7 +104,7 @@ def test_of_a_large_micro_batch_one_slice_is_unpacked_at_a_time() -> None:
     (payloads,) = payloads_of([*pack(batches_of(records, 500))]).values()
     del records
     tracemalloc.start()
-    count = sum(len(part) for part in bounded_slices(payloads))
+    count = sum(len(part) for part in bounded_slices(0, payloads))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert count == 1_500

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
-from pipelines.cluster.shard_state import ShardMaps
+from pipelines.cluster.shard_state import ShardMaps, quarantine_key, quarantined_in
 from pipelines.cluster.spark_maps import SparkMap, SparkValue
 from pipelines.decide_ops import ops_decider
 from pipelines.decide_ops.decode import KafkaRecord
@@ -80,7 +80,7 @@ def test_a_record_that_raises_is_quarantined_and_the_others_are_decided(monkeypa
 
     monkeypatch.setattr(ops_decider, "fold", poisoned)
     entries = shard.apply([pop(at) for at in range(2, 9)])
-    assert shard.meta.quarantined == {5: "RuntimeError: poison"}
+    assert quarantined_in(shard._maps) == {5: "RuntimeError: poison"}
     assert shard.meta.next_offset == 9
     by_op = {answer["op_id"]: answer for answer in answers(entries)}
     assert by_op.keys() == {f"op-{at}" for at in range(2, 9)}
@@ -101,7 +101,7 @@ def test_an_error_that_no_record_has_caused_quarantines_nothing(
     monkeypatch.setattr(ops_decider, "fold", unreadable)
     with pytest.raises(type(error)):
         shard.apply([pop(3), pop(4)])
-    assert shard.meta.quarantined == {}
+    assert quarantined_in(shard._maps) == {}
     assert shard.meta.next_offset == 2
 
 
@@ -163,6 +163,18 @@ def test_a_value_that_cannot_be_read_quarantines_no_healthy_record() -> None:
     with pytest.raises(Unavailable, match="Spark's state store cannot be used"):
         shard.apply([pop(2), pop(3)])
     assert shard.meta == meta
+
+
+def test_a_record_that_a_snapshot_has_in_quarantine_is_not_decided() -> None:
+    maps = memory_maps()
+    meta = declared(maps).meta
+    for at in (1, 3):
+        maps.quarantined.put(quarantine_key(at), b"RuntimeError: poison")
+    shard = Shard(SETTINGS, maps, meta)
+    by_op = {answer["op_id"]: answer["code"] for answer in answers(shard.apply([pop(2), pop(3), pop(4)]))}
+    assert [op_id for op_id, code in by_op.items() if code] == ["op-3"]
+    assert quarantined_in(maps) == dict.fromkeys((1, 3), "RuntimeError: poison")
+    assert len(shard.meta.encode()) < 100, "it is written with each micro-batch"
 
 
 def test_a_warm_shard_makes_few_calls() -> None:
