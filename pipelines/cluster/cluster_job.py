@@ -19,22 +19,22 @@ from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.cluster.audit_query import QUERY as AUDIT
-from pipelines.cluster.audit_query import AuditQuery, begins_now
+from pipelines.cluster.audit.audit_query import QUERY as AUDIT
+from pipelines.cluster.audit.audit_query import AuditQuery, begins_now
+from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
-from pipelines.cluster.cluster_answers import ClusterAnswers
-from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.committed import Committed, last_committed
 from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
-from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
-from pipelines.cluster.driver_watch import DriverWatch
+from pipelines.cluster.decide.decide_query import checkpoint_of, start_decide_query
+from pipelines.cluster.decide.repeated_starts import noted_batch
+from pipelines.cluster.decide.shard import ShardSettings
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
-from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
 from pipelines.cluster.ownership_guard import OwnershipGuard
-from pipelines.cluster.repeated_starts import noted_batch
-from pipelines.cluster.shard import ShardSettings
-from pipelines.cluster.table_locations import TableLocations
+from pipelines.cluster.queues.message_queues import MessageQueues
+from pipelines.cluster.watch.cluster_answers import ClusterAnswers
+from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
+from pipelines.cluster.watch.driver_watch import DriverWatch
 from pipelines.http_api.http_server import HttpServer
 from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings

@@ -12,15 +12,15 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import Snapshot
 from connectors.delta.tables import TABLES
+from pipelines.cluster.audit.undelivered import read_undelivered
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.committed import is_committed, last_committed
-from pipelines.cluster.decide_query import checkpoint_of
+from pipelines.cluster.decide.decide_query import checkpoint_of
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.migration.exported_queues import export_queues
 from pipelines.cluster.migration.shards import Shards
 from pipelines.cluster.migration.to_cluster import beginning_rows
-from pipelines.cluster.undelivered import read_undelivered
-from pipelines.cluster.units_query import QUERY as BUILD_UNITS
+from pipelines.cluster.queues.units_query import QUERY as BUILD_UNITS
 from pipelines.recovery.verify.base import Snapshots
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid

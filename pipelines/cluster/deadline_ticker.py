@@ -15,8 +15,8 @@ from broker_state.store.keys import NEVER_MS
 from connectors.kafka.cluster_topics import ClusterTopics
 from pipelines.apply_ops.tick_producer import TickProducer
 from pipelines.apply_ops.ticker import Ticker
-from pipelines.cluster.outgoing import Deadlines, deadlines_record
-from pipelines.cluster.shard import QueueDeadline
+from pipelines.cluster.decide.outgoing import Deadlines, deadlines_record
+from pipelines.cluster.decide.shard import QueueDeadline
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Unavailable

@@ -5,8 +5,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.decide_query import checkpoint_of
-from pipelines.cluster.migration.shard_rows import content_of
+from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.decide.shard_rows import content_of
 from pipelines.cluster.migration.stored_state import Migrated, digest_of, rows_of_checkpoint
 from popstream.wire.base_errors import Corrupt, Invalid
 

@@ -7,7 +7,7 @@ DEAD_LETTER    MessagePack of DeadLetter
 AUDIT          table number u8, Arrow slice
 DISPATCH       of the builder: the operation as encoded for the ops topic
 UNIT_SPANS     of the builder: MessagePack of the spans whose units are to be written to Delta
-UNITS          of the builder on a cluster: units (pipelines/cluster/unit_entries.py)
+UNITS          of the builder on a cluster: units (pipelines/cluster/audit/unit_entries.py)
 """
 
 import struct

@@ -29,8 +29,8 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics
 from connectors.spark_cluster.packed_environment import pack
 from connectors.spark_cluster.standalone import StandaloneCluster
-from pipelines.cluster.audit_query import QUERY as AUDIT
-from pipelines.cluster.decide_query import QUERY as DECIDE
+from pipelines.cluster.audit.audit_query import QUERY as AUDIT
+from pipelines.cluster.decide.decide_query import QUERY as DECIDE
 from pipelines.demo.demo_summary import PeakMemory
 from pipelines.demo.evidence import count_records
 from pipelines.demo.job_site import Progress

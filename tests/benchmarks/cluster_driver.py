@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.delta.session import QUICK_COMPILER
 from connectors.jars.resolve import spark_jars
 from pipelines.cluster.cluster_job import CORES_COUNTED_MAX, ClusterJob, ClusterSettings
-from pipelines.cluster.decide_query import QUERY
+from pipelines.cluster.decide.decide_query import QUERY
 from pipelines.cluster.session import cluster_session
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pipelines.cluster.shard_processor import ShardProcessor
+from pipelines.cluster.decide.shard_processor import ShardProcessor
 from pipelines.decide_ops import ops_decider
 
 if TYPE_CHECKING:

@@ -35,13 +35,13 @@ from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, delta_rows, unit_columns, units_by_queue
+from pipelines.cluster.audit.unit_entries import UnitsKey, completed_units
 from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
-from pipelines.cluster.extent import Cursors
+from pipelines.cluster.decide.extent import Cursors
 from pipelines.cluster.keyed_log import KeyedLog
-from pipelines.cluster.message_queues import MessageQueues
-from pipelines.cluster.queue_shard import BuiltQueue, QueueMeta
-from pipelines.cluster.unit_entries import UnitsKey, completed_units
+from pipelines.cluster.queues.message_queues import MessageQueues
+from pipelines.cluster.queues.queue_shard import BuiltQueue, QueueMeta
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.decide_ops.ops_decider import OpsDecider

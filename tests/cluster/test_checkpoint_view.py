@@ -11,9 +11,9 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.queue_view import QueueRequest
-from pipelines.cluster.checkpoint_view import answer_from_checkpoint
 from pipelines.cluster.committed import Committed, last_committed
-from pipelines.cluster.decide_query import checkpoint_of
+from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.watch.checkpoint_view import answer_from_checkpoint
 from pipelines.control.messages import PoliciesRequest, StatusRequest
 from pipelines.control.stored_answers import stored_policies, stored_status
 from popstream.kafka_connection import KafkaConnection

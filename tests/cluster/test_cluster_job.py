@@ -17,8 +17,8 @@ from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.kafka.topic_admin import create_message_topic, open_admin
 from pipelines.cluster.checkpoint_identity import stored_identity, write_identity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
-from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.hadoop_file import HadoopFile
+from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
 from pipelines.job_settings import JobSettings
 from popstream import Consumer, Producer
 from popstream.kafka_connection import KafkaConnection

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker_state.store.memory_kv import MemoryKv
-from pipelines.cluster.outgoing import EntryKey
+from pipelines.cluster.decide.outgoing import EntryKey
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.handle import Signer
 from popstream.wire.signing import KeyRing

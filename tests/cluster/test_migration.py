@@ -17,7 +17,7 @@ from checkpoints.layout import JobFolder
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.quarantine import Quarantine, quarantine_change
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, stored_identity
-from pipelines.cluster.decide_query import checkpoint_of
+from pipelines.cluster.decide.decide_query import checkpoint_of
 from pipelines.cluster.migration.stored_state import content_of_store
 from pipelines.cluster.migration.to_cluster import beginning_of, migrate_to_cluster
 from pipelines.cluster.migration.to_folder import migrate_to_folder

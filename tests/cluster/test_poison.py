@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines.cluster import decide_query
+from pipelines.cluster.decide import decide_query
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.kafka_connection import KafkaConnection
 from tests.cluster.dying_shard import POISON, DyingProcessor

@@ -10,7 +10,7 @@ import pytest
 from broker_state.store.memory_kv import MemoryKv
 from connectors.kafka.topic_admin import describe
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.decide_query import checkpoint_of
+from pipelines.cluster.decide.decide_query import checkpoint_of
 from pipelines.cluster.rescale import rescale
 from popstream.kafka_connection import KafkaConnection
 from tests.support.cluster_log import Log, decide, decided_entries, stored_families

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from pipelines.cluster import window_chunks
+from pipelines.cluster.decide import window_chunks
 from tests.property.test_cuts import RECORDS, SEEDS, differences, reference
 from tests.support.in_process.folding import Folding, random_cuts, records_of
 from tests.support.in_process.memory_maps import ShardStore

@@ -15,10 +15,10 @@ from connectors.delta.rows import decode_rows
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import create_message_topic
-from pipelines.cluster.decide_query import start_decide_query
-from pipelines.cluster.migration.shard_rows import content_of
+from pipelines.cluster.decide.decide_query import start_decide_query
+from pipelines.cluster.decide.shard import ShardSettings
+from pipelines.cluster.decide.shard_rows import content_of
 from pipelines.cluster.migration.stored_state import rows_of_checkpoint
-from pipelines.cluster.shard import ShardSettings
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entries import read_frame, read_notifications, read_slice
 from pipelines.decide_ops.entry import Entry, EntryKind
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from pipelines.cluster.decide_query import Beginning
+    from pipelines.cluster.decide.decide_query import Beginning
     from tests.model.reference_model import Record
 
 __all__ = [

@@ -14,9 +14,9 @@ from pipelines.cli.spark_tools import working
 from pipelines.cli.state.queue import show_queues
 from pipelines.cli.state.status import show_status
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.checkpoint_view import answer_from_checkpoint
 from pipelines.cluster.committed import Committed, last_committed
-from pipelines.cluster.decide_query import checkpoint_of
+from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.watch.checkpoint_view import answer_from_checkpoint
 from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.messages import Status, StatusRequest
 from pipelines.job_settings import JobSettings

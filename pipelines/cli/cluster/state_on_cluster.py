@@ -14,7 +14,7 @@ from pipelines.cli.cluster.state_place import owned, state_place
 from pipelines.cli.exits import say
 from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.target import require_state
-from pipelines.cluster.audit_query import begins_now
+from pipelines.cluster.audit.audit_query import begins_now
 from pipelines.cluster.migration.stored_state import Migrated
 from pipelines.cluster.migration.to_cluster import migrate_to_cluster
 from pipelines.cluster.migration.to_folder import migrate_to_folder

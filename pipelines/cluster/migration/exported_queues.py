@@ -11,8 +11,8 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, Rock
 from pipelines.build_consume_queue.stored_ids import counts_change
 from pipelines.build_units.accepted_ids import IdCounts
 from pipelines.cluster.migration.stored_state import fill, stored_map
-from pipelines.cluster.queue_shard import QueueMeta
-from pipelines.cluster.units_query import QUERY
+from pipelines.cluster.queues.queue_shard import QueueMeta
+from pipelines.cluster.queues.units_query import QUERY
 from popstream.exchange.partitioner import queue_of_ops_key
 
 __all__ = ["export_queues"]

@@ -13,8 +13,8 @@ from checkpoints.replay import REPLAY_KEY, Replay
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import quarantine_change
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.decide_query import checkpoint_of
-from pipelines.cluster.migration.shard_rows import Content, ShardRow, content_of
+from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.decide.shard_rows import Content, ShardRow, content_of
 from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of, fill, rows_of_checkpoint
 from popstream.wire.base_errors import Corrupt
 

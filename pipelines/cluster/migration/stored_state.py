@@ -9,9 +9,9 @@ from pyspark.sql import functions as f
 
 from broker_state.store.overlay import DEADLINES, OPS, STATE, Change
 from broker_state.store.rocks_store import RocksStore
-from pipelines.cluster.migration.shard_rows import META_MAP, Content, ShardRow
-from pipelines.cluster.shard_keys import shard_keys
-from pipelines.cluster.shard_state import ShardMaps
+from pipelines.cluster.decide.shard_keys import shard_keys
+from pipelines.cluster.decide.shard_rows import META_MAP, Content, ShardRow
+from pipelines.cluster.decide.shard_state import ShardMaps
 
 __all__ = ["Migrated", "content_of_store", "digest_of", "fill", "rows_of_checkpoint", "stored_map"]
 

@@ -15,11 +15,11 @@ from checkpoints.replay import replay_of
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.cluster.checkpoint_identity import Beginnings, CheckpointIdentity, require_new, write_identity
-from pipelines.cluster.decide_query import Beginning
-from pipelines.cluster.migration.shard_rows import DEADLINES_MAP, ShardRow, content_of, deadlines_of, shard_rows
+from pipelines.cluster.decide.decide_query import Beginning
+from pipelines.cluster.decide.shard import QueueDeadline, ShardMeta
+from pipelines.cluster.decide.shard_keys import shard_keys
+from pipelines.cluster.decide.shard_rows import DEADLINES_MAP, ShardRow, content_of, deadlines_of, shard_rows
 from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of
-from pipelines.cluster.shard import QueueDeadline, ShardMeta
-from pipelines.cluster.shard_keys import shard_keys
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import Corrupt, Invalid
 

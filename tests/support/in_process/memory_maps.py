@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker_state.store.overlay import DEADLINES, OPS, STATE
-from pipelines.cluster.migration.shard_rows import CollectedMap
-from pipelines.cluster.shard_state import ShardMaps, ShardState
+from pipelines.cluster.decide.shard_rows import CollectedMap
+from pipelines.cluster.decide.shard_state import ShardMaps, ShardState
 
 if TYPE_CHECKING:
     from broker_state.store.overlay import Overlay

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from checkpoints.reconcile import LogFound
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.cluster import audit_query
-from pipelines.cluster.audit_query import begins_now
+from pipelines.cluster.audit import audit_query
+from pipelines.cluster.audit.audit_query import begins_now
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from popstream.kafka_connection import KafkaConnection
 

@@ -18,17 +18,16 @@ from checkpoints.snapshot_store import Snapshot
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.build_consume_queue.builder_records import UnitSpan
+from pipelines.cluster.audit.undelivered import _spans_of
+from pipelines.cluster.audit.unit_entries import unit_records
 from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
 from pipelines.cluster.copy_of_state import WithBeginning, local_tables
-from pipelines.cluster.extent import START
-from pipelines.cluster.migration.shard_rows import META_MAP, ShardRow
+from pipelines.cluster.decide.extent import START
+from pipelines.cluster.decide.shard import Shard, ShardMeta, ShardSettings
+from pipelines.cluster.decide.shard_rows import META_MAP, ShardRow
+from pipelines.cluster.decide.shard_state import quarantine_key
 from pipelines.cluster.migration.shards import Shards
 from pipelines.cluster.migration.stored_state import content_of_store
-from pipelines.cluster.queue_shard import BuiltUnits
-from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
-from pipelines.cluster.shard_state import quarantine_key
-from pipelines.cluster.undelivered import _spans_of
-from pipelines.cluster.unit_entries import unit_records
 from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.recovery.verify.base import choose_base
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -154,7 +153,7 @@ def test_entries_of_units_say_what_they_span() -> None:
     record = ConsumeQueue.new("T", "simple", 10)
     offsets = (10, 11, 14)
     units = Units.of([Unit(queue_offset=at, size_bytes=1, store_time_ms=1, message_base=at) for at in offsets])
-    (entry,) = unit_records(("orders", 2), "e2", [BuiltUnits(7, units=[(record, units)])], START, "audit", 4)
+    (entry,) = unit_records(("orders", 2), "e2", [(7, [(record, units)])], START, "audit", 4)
     (span,) = msgspec.msgpack.decode(_spans_of(entry.value), type=list[UnitSpan])
     assert operator.attrgetter("topic", "queue_id", "topic_id", "first_offset", "end_offset", "unit_count")(span) == (
         *("orders", 2, "T"),

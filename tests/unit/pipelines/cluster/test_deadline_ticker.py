@@ -12,13 +12,13 @@ from kafka.errors import KafkaTimeoutError
 from connectors.kafka.cluster_topics import ClusterTopics
 from pipelines.cluster import deadline_ticker
 from pipelines.cluster.deadline_ticker import DeadlineTicker, newest_deadlines, publish_deadlines
-from pipelines.cluster.migration.shard_rows import DEADLINES_MAP, ShardRow, deadlines_of
-from pipelines.cluster.outgoing import Deadlines
-from pipelines.cluster.shard import QueueDeadline
+from pipelines.cluster.decide.outgoing import Deadlines
+from pipelines.cluster.decide.shard import QueueDeadline
+from pipelines.cluster.decide.shard_rows import DEADLINES_MAP, ShardRow, deadlines_of
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Unavailable
 from tests.support.in_process.memory_maps import memory_maps
-from tests.unit.pipelines.cluster.test_shard import NOW_MS, declared, pop
+from tests.unit.pipelines.cluster.decide.test_shard import NOW_MS, declared, pop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,1 @@
+"""How rows get from the audit topic to the tables, and letters to theirs."""

@@ -1,0 +1,345 @@
+"""The query that writes the tables: entries of the audit topic to Delta, each exactly once, and copies of letters.
+
+A repeated task of another query sends its entries again, and a new start may cut them in another way. What they have
+is known by its places in the log, so of each entry the rows count that are above all that is written: `Cursors`. They
+are stored for each micro-batch before it is written, and a micro-batch that is repeated begins with the same ones.
+Delta recognises the repeated commit by its transaction id.
+"""
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.delta.erased_values import RejectedHeads
+from connectors.delta.log.transactions import app_id
+from connectors.delta.row_totals import NO_ROWS, RowTotal, appended_totals, totals_by_day
+from connectors.delta.rows import completed_rows
+from connectors.delta.session import join_pool
+from connectors.delta.spark_append import append_by_spark
+from connectors.delta.spark_schemas import spark_schema
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.spark_source import source_options, starting_offsets
+from connectors.kafka.topic_admin import describe
+from pipelines.cluster.audit.dead_letter_copies import copy_dead_letters
+from pipelines.cluster.audit.table_locations import TableLocations
+from pipelines.cluster.audit.unit_entries import UNIT_TABLE, UnitsKey, completed_units
+from pipelines.cluster.checkpoint_identity import Beginnings
+from pipelines.cluster.decide.extent import KEY_FORMAT, Cursors
+from pipelines.cluster.decide.outgoing import EntryKey
+from pipelines.cluster.hadoop_file import HadoopFile
+from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
+from pipelines.decide_ops.entry import EntryKind, LogPlace
+from pipelines.recovery.ops_log import found_log
+from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Corrupt
+from popstream.wire.decode_errors import DECODE_ERRORS
+
+__all__ = [
+    "PIPELINE",
+    "QUERY",
+    "AuditQuery",
+    "audit_key",
+    "begins_now",
+    "entries_per_commit_max",
+    "new_entries",
+    "rows_from",
+    "stored_cursors",
+]
+
+QUERY = "audit"
+PIPELINE = "cluster"
+"""Of the transaction ids: their versions count micro-batches of this query."""
+
+ENTRIES_PER_COMMIT_MIN, ENTRIES_PER_COMMIT_MAX = 20_000, 600_000
+ENTRIES_PER_S = 2_000
+"""What the query can keep up with, up to an interval of five minutes: 64 shards with micro-batches of a second send a
+tenth of it. Their keys are in the memory of the driver, so their number has a bound."""
+_CURSORS_KEPT = 100
+_AGAIN = "Put the file back, or begin a new checkpoint with tables of its own, which decides the log again"
+
+AuditOffset = tuple[int, int]
+"""(partition of the audit topic, Kafka offset)."""
+Head = tuple[AuditOffset, EntryKey | UnitsKey | None, int, bytes]
+"""(its place in the topic, key, table number, value if it is a dead letter) of an entry."""
+
+
+class AuditQuery:
+    """Writes what shards have decided.
+
+    Args:
+        spark: The session.
+        connection: The Kafka.
+        prefix: Prefix of the job's topics.
+        tables: Where the tables are; they exist.
+        state_epoch: Identity of the state.
+        ops_topic_id: Kafka's id of the ops topic.
+        begins: Where a new checkpoint begins, by partition of the audit topic; empty: at its first entry.
+        checkpoint: Path or URL of the query's checkpoint.
+        interval_s: Seconds between commits.
+        rejected_heads: What is kept of the values in `rejected`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: KafkaConnection,
+        *,
+        prefix: str,
+        tables: TableLocations,
+        state_epoch: str,
+        ops_topic_id: str,
+        begins: Mapping[int, int],
+        checkpoint: str,
+        interval_s: float,
+        rejected_heads: RejectedHeads,
+    ) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._prefix = prefix
+        self._tables = tables
+        self._state_epoch = state_epoch
+        self._ops_topic_id = ops_topic_id
+        self._begins = begins
+        self._checkpoint = checkpoint
+        self._interval_s = interval_s
+        self._rejected_heads = rejected_heads
+
+    def start(self) -> StreamingQuery:
+        """Start the query."""
+        topic = ClusterTopics.of(self._prefix).audit
+        frame = (
+            self._spark.readStream.format("kafka")
+            .options(**source_options(self._connection))
+            .option("subscribe", topic)
+            .option("startingOffsets", starting_offsets(topic, self._begins))
+            .option("maxOffsetsPerTrigger", entries_per_commit_max(self._interval_s))
+            .load()
+            .select("partition", "offset", "key", "value")
+        )
+        return (
+            frame.writeStream.queryName(QUERY)
+            .option("checkpointLocation", self._checkpoint)
+            .trigger(processingTime=f"{self._interval_s} seconds")
+            .foreachBatch(self._write)
+            .start()
+        )
+
+    def _write(self, frame: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch: a commit for each table that has rows in it."""
+        frame.persist()
+        try:
+            cursors = stored_cursors(self._spark, self._checkpoint, batch_id)
+            entries = new_entries(_heads(frame), cursors, self._state_epoch)
+            fresh = _without(self._spark, frame, entries.repeated)
+            appends = [
+                (AUDIT_TABLES[table], _entries_of(fresh, EntryKind.AUDIT, number))
+                for table, number in TABLE_NUMBERS.items()
+                if number in entries.numbers
+            ]
+            if UNIT_TABLE in entries.numbers:
+                appends.append((CONSUME_QUEUE, _entries_of(fresh, EntryKind.UNITS, UNIT_TABLE)))
+            with ThreadPoolExecutor(len(TABLE_NUMBERS) + 1, "audit-commit") as pool:
+                # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
+                commits = [pool.submit(self._append, table, some, entries.partly, batch_id) for table, some in appends]
+            for commit in commits:
+                commit.result()
+            copy_dead_letters(self._spark, self._connection, self._prefix, entries.letters)
+            self._store_cursors(batch_id + 1, cursors)
+        finally:
+            frame.unpersist()
+
+    def _append(self, table: Table, entries: DataFrame, partly: Mapping[AuditOffset, LogPlace], batch_id: int) -> None:
+        """Commit the rows of entries, of those in `partly` the rows from a place on."""
+        join_pool(self._spark, QUERY)
+        epoch, topic_id, heads, name = self._state_epoch, self._ops_topic_id, self._rejected_heads, table.name
+        day = table.partitioned_by
+        assert day is not None, "every table of the job is partitioned by a date"
+
+        def completed(begin: LogPlace | None, key: bytes, value: bytes) -> pa.Table:
+            if name == CONSUME_QUEUE.name:
+                return completed_units(key, value, epoch, begin)
+            _, data = read_slice(value)
+            found = completed_rows(name, data, None, epoch, topic_id, heads)
+            return found if begin is None else rows_from(found, begin)
+
+        def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for entry in zip(*batch.columns, strict=True):
+                    partition, offset, key, value = (each.as_py() for each in entry)
+                    yield from completed(partly.get((partition, offset)), key, value).to_batches()
+
+        def totals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in rows(batches):
+                by_day = totals_by_day(pa.Table.from_batches([batch]), day)
+                yield pa.RecordBatch.from_pylist([{"day": date, **total._asdict()} for date, total in by_day.items()])
+
+        slices = entries.select("partition", "offset", "key", "value")
+        added: dict[dt.date, RowTotal] = {}
+        for counted in slices.mapInArrow(totals, "day date, rows long, digest long").toArrow().to_pylist():
+            date = counted.pop("day")
+            added[date] = added.get(date, NO_ROWS).plus(RowTotal(**counted))
+        app = app_id(PIPELINE, name, epoch)
+        append_by_spark(
+            self._spark,
+            self._tables.of(name),
+            slices.mapInArrow(rows, spark_schema(table)),
+            app_id=app,
+            version=batch_id,
+            more=lambda last: appended_totals(epoch, added, last, is_first=last(app) is None),
+        )
+
+    def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
+        _cursor_file(self._spark, self._checkpoint, batch_id).write(msgspec.json.encode(cursors.ends))
+        _cursor_file(self._spark, self._checkpoint, batch_id - _CURSORS_KEPT).delete()
+
+
+def entries_per_commit_max(interval_s: float) -> int:
+    """Return how many entries a micro-batch takes at most.
+
+    A fixed number would be a bound of the rate, and a lower one the longer the interval.
+
+    >>> entries_per_commit_max(2.0), entries_per_commit_max(60.0), entries_per_commit_max(3600.0)
+    (20000, 120000, 600000)
+    """
+    return min(ENTRIES_PER_COMMIT_MAX, max(ENTRIES_PER_COMMIT_MIN, round(ENTRIES_PER_S * interval_s)))
+
+
+class NewEntries(NamedTuple):
+    """What a micro-batch has for the tables.
+
+    Attributes:
+        numbers: Numbers of the tables that get rows.
+        letters: Dead letters, in order.
+        repeated: Entries with nothing new, or of another state.
+        partly: The place from which on entries have something new, where that is not their begin.
+    """
+
+    numbers: set[int]
+    letters: list[bytes]
+    repeated: list[AuditOffset]
+    partly: dict[AuditOffset, LogPlace]
+
+
+def new_entries(heads: Iterable[Head], cursors: Cursors, state_epoch: str) -> NewEntries:
+    """Sort out what is new of the entries of a micro-batch, and note it.
+
+    Args:
+        heads: The entries, in the order of the topic.
+        cursors: What is written.
+        state_epoch: Identity of the state; a job that owned the prefix before or after may have sent others.
+
+    Raises:
+        Corrupt: Entries are lost.
+    """
+    found = NewEntries(set(), [], [], {})
+    for offset, key, number, letter in heads:
+        begin = None if key is None or key.state_epoch != state_epoch else cursors.take(key)
+        if key is None or begin is None:
+            found.repeated.append(offset)
+            continue
+        if begin != key.extent.begin:
+            found.partly[offset] = begin
+        if isinstance(key, EntryKey) and key.kind == EntryKind.DEAD_LETTER:
+            found.letters.append(letter)
+        else:
+            found.numbers.add(number)
+    return found
+
+
+def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Cursors:
+    """Return the cursors with which a micro-batch of the query begins.
+
+    Args:
+        spark: A session.
+        checkpoint: Path or URL of the checkpoint of the audit query.
+        batch_id: Number of the micro-batch; of the first one they are not stored.
+
+    Raises:
+        Corrupt: They are missing, or cannot be read.
+        Unavailable: The place cannot be reached.
+    """
+    file = _cursor_file(spark, checkpoint, batch_id)
+    stored = file.read()
+    try:
+        if stored is not None:
+            return Cursors(msgspec.json.decode(stored, type=dict[str, LogPlace]))
+    except DECODE_ERRORS as error:
+        message = f"{file.url} cannot be read: {error}. {_AGAIN}"
+        raise Corrupt(message, subject=file.url) from error
+    if batch_id:
+        message = f"{file.url} is missing, so what is written to the tables is not known. {_AGAIN}"
+        raise Corrupt(message, subject=file.url)
+    return Cursors({})
+
+
+def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
+    """Return the rows of a slice from a place on."""
+    offsets, ordinals = rows["kafka_offset"], rows["ordinal"]
+    is_of_later_record = pc.greater(offsets, begin.kafka_offset)
+    is_later_row = pc.and_(pc.equal(offsets, begin.kafka_offset), pc.greater_equal(ordinals, begin.ordinal))
+    return rows.filter(pc.or_(is_of_later_record, is_later_row))
+
+
+def begins_now(connection: KafkaConnection, prefix: str) -> Beginnings:
+    """Return the fields of the identity of a state that begins now: before the ends of its topics is nothing of it.
+
+    Raises:
+        Unavailable: Kafka does not answer.
+    """
+    topics = ClusterTopics.of(prefix)
+    fields: dict[str, dict[int, int] | int] = {}
+    found = describe(connection, [topics.audit, topics.queue_log])
+    for field, name in (("audit", topics.audit), ("queue_log", topics.queue_log)):
+        if (facts := found.get(name)) is not None:
+            fields[f"{field}_from"] = dict(found_log(connection, facts).end_offset)
+            fields[f"{field}_partitions"] = facts.partition_count
+    return fields
+
+
+def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopFile:
+    return HadoopFile(spark, f"{checkpoint}/cursors/{batch_id}")
+
+
+def audit_key(key: bytes) -> EntryKey | UnitsKey | None:
+    """Decode the key of an entry; None: it is of the version before. Raises struct.error for one that is too short."""
+    if not key.startswith(KEY_FORMAT):
+        return None
+    return UnitsKey.decode(key) if key[-1] == EntryKind.UNITS else EntryKey.decode(key)
+
+
+def _heads(frame: DataFrame) -> Iterator[Head]:
+    """Yield the head of each entry, in the order of the topic."""
+    is_letter = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.DEAD_LETTER,)))
+    heads = frame.select(
+        "partition",
+        "offset",
+        "key",
+        f.substring("value", 1, 1).alias("number"),
+        f.when(is_letter, f.col("value")).otherwise(f.lit(b"")).alias("letter"),
+    ).toArrow()
+    for partition, offset, key, number, letter in sorted(
+        zip(*(column.to_pylist() for column in heads.columns), strict=True)
+    ):
+        yield (partition, offset), audit_key(key), number[0], letter
+
+
+def _without(spark: SparkSession, frame: DataFrame, repeated: list[AuditOffset]) -> DataFrame:
+    if not repeated:
+        return frame
+    partitions, offsets = zip(*repeated, strict=True)
+    places = pa.table({"partition": pa.array(partitions, pa.int32()), "offset": pa.array(offsets, pa.int64())})
+    return frame.join(f.broadcast(spark.createDataFrame(places)), ["partition", "offset"], "left_anti")
+
+
+def _entries_of(frame: DataFrame, kind: int, number: int) -> DataFrame:
+    is_of_kind = f.substring("key", -1, 1) == f.lit(bytes((kind,)))
+    return frame.where(is_of_kind & (f.substring("value", 1, 1) == f.lit(bytes((number,)))))

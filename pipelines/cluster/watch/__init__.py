@@ -1,0 +1,1 @@
+"""What is known of a job on a cluster, and who answers for it."""

@@ -1,0 +1,130 @@
+"""Follows a running job in its driver, for those who ask about it: its queries, the end of its log, and its owner."""
+
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from broker_state import KERNEL_FORM
+from checkpoints.prefix_owner import Owner
+from connectors.kafka.topic_admin import TopicFacts
+from pipelines.cluster.audit.audit_query import QUERY as AUDIT
+from pipelines.cluster.committed import Committed
+from pipelines.cluster.decide.decide_query import QUERY as DECIDE
+from pipelines.cluster.queues.units_query import QUERY as BUILD_UNITS
+from pipelines.cluster.watch.query_progress import ProgressWatch, skew_of
+from pipelines.control.cluster_report import ClusterReport, ShardReport
+from pipelines.control.messages import JobReport, OwnerView
+from pipelines.job_settings import JobSettings
+from pipelines.loops.periodic import Periodic
+from pipelines.process.log_watch import LogWatch
+from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["DriverWatch"]
+
+SAMPLE_INTERVAL_S = 2.0
+
+
+class DriverWatch:
+    """What the driver knows of its job, from `start` to `stop`.
+
+    Args:
+        spark: The session.
+        connection: The Kafka.
+        settings: Settings of the job.
+        checkpoint: Path or URL of its state.
+        tables: Path or URL of its tables.
+        ops: The ops topic.
+        committed: What the deciding query had committed before it was started.
+        owner: Returns the job as the owner of the prefix.
+        audit_failures: Returns how often the audit query has failed.
+        failure: Returns the error that ended the job, or None.
+        on_failure: Called with the error when the job cannot go on with the ops topic.
+
+    Attributes:
+        progress: The progress of the queries.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: KafkaConnection,
+        settings: JobSettings,
+        *,
+        checkpoint: str,
+        tables: str,
+        ops: TopicFacts,
+        committed: Committed,
+        owner: Callable[[], Owner],
+        audit_failures: Callable[[], int],
+        failure: Callable[[], BaseException | None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._prefix = settings.topic_prefix
+        self._checkpoint = checkpoint
+        self._tables = tables
+        self._owner = owner
+        self._audit_failures = audit_failures
+        self._failure = failure
+        self.progress = ProgressWatch(self.queries, committed.ends, DECIDE, batch_id=committed.batch_id)
+        self._sampling = Periodic("progress", SAMPLE_INTERVAL_S, self.progress.sample)
+        self._log = LogWatch(connection, ops, self.progress.decided, settings.stall_s, on_failure)
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._sampling.start()
+        self._log.start()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._log.stop()
+        self._sampling.stop()
+
+    def queries(self) -> list[StreamingQuery]:
+        """Return the queries of the job that run; the one that reads message topics has no name, and is left out."""
+        return [query for query in self._spark.streams.active if query.name in {DECIDE, AUDIT, BUILD_UNITS}]
+
+    def shards_behind(self) -> set[int]:
+        """Return the shards of which the last micro-batch of the deciding query has left records unread."""
+        deciding = self.progress.last.get(DECIDE)
+        return set() if deciding is None else {partition for partition, lag in deciding.lags.items() if lag}
+
+    def not_ready_reasons(self) -> list[str]:
+        """Return what keeps the job from deciding or delivering. Empty: it is ready."""
+        failure = self._failure()
+        ended = None if failure is None else f"the job has ended: {failure}"
+        return [reason for reason in (self._log.problem, ended) if reason]
+
+    def report(self) -> JobReport:
+        """Return what the job reports about itself. Reads memory only."""
+        last, lags = self.progress.last, self._log.lags
+        deciding, failure = last.get(DECIDE), self._failure()
+        return JobReport(
+            folder=self._checkpoint,
+            apply_seq=0 if deciding is None else deciding.batch_id + 1,
+            kernel_form=KERNEL_FORM,
+            bootstrap_servers=self._connection.bootstrap_servers,
+            prefix=self._prefix,
+            owner=OwnerView.of(self._prefix, self._owner()),
+            failure=None if failure is None else str(failure),
+            ops_lag=self._log.lag if lags else None,
+            ops_overdue=self._log.overdue,
+            not_ready_reasons=self.not_ready_reasons(),
+            cluster=self._cluster(lags),
+        )
+
+    def _cluster(self, lags: dict[int, int]) -> ClusterReport:
+        recent = self.progress.recent()
+        return ClusterReport(
+            master=self._spark.sparkContext.master or "",
+            tables=self._tables,
+            shards=[
+                ShardReport(partition=number, next_offset=offset, lag=lags.get(number), recent=recent.get(number, 0))
+                for number, offset in sorted(self.progress.decided().items())
+            ],
+            skew=skew_of(recent),
+            queries=[found.report(name) for name, found in sorted(self.progress.last.items())],
+            audit_failures=self._audit_failures(),
+        )
