@@ -1,13 +1,23 @@
-"""A record under which the Python worker ends: found, quarantined and answered, and all others are decided."""
+"""A record under which the Python worker ends: found, quarantined and answered, and all others are decided.
+
+Beside it are healthy shards, whose rows leave with each attempt of the task: each is written once.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from connectors.delta.rows import completed_rows
+from pipelines.cluster.audit.audit_query import audit_key, new_entries, rows_from
 from pipelines.cluster.decide import decide_query
+from pipelines.cluster.decide.extent import Cursors
+from pipelines.cluster.decide.outgoing import EntryKey
+from pipelines.decide_ops.entries import read_slice
+from pipelines.decide_ops.entry import EntryKind
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.kafka_connection import KafkaConnection
 from tests.cluster.dying_shard import POISON, DyingProcessor
@@ -27,10 +37,27 @@ pytestmark = pytest.mark.cluster
 NOW_MS = 1_700_000_000_000
 
 
-def record(at: int, **fields: Any) -> Record:
-    key = ops_key("t", 0)
-    full = {"v": 1, "topic": "t", "queue_id": 0, "reply_to": 0, "op_id": f"op-{at}", **fields}
+def record(at: int, queue_id: int = 0, **fields: Any) -> Record:
+    key = ops_key("t", queue_id)
+    full = {"v": 1, "topic": "t", "queue_id": queue_id, "reply_to": 0, "op_id": f"op-{queue_id}-{at}", **fields}
     return Record(partition_of(key, PARTITIONS), at, NOW_MS, key, json.dumps(full).encode())
+
+
+def written_rows(log: Log) -> Counter[tuple[str, int, int, int]]:
+    """(table, partition, Kafka offset, ordinal) of the rows that the audit query writes."""
+    found = [((each.partition, each.offset), audit_key(each.key), each) for each in log.read(log.internal.audit)]
+    heads = [(at, key, each.value[0], each.value) for at, key, each in found]
+    new = new_entries(heads, Cursors({}), "epoch")
+    rows: Counter[tuple[str, int, int, int]] = Counter()
+    for at, key, each in found:
+        if at in new.repeated or not isinstance(key, EntryKey) or key.kind != EntryKind.AUDIT:
+            continue
+        table, data = read_slice(each.value)
+        entry = completed_rows(table, data, None, "epoch", "T")
+        entry = rows_from(entry, new.partly[at]) if at in new.partly else entry
+        places = entry.select(["partition", "kafka_offset", "ordinal"]).to_pylist()
+        rows.update((table, *place.values()) for place in places)
+    return rows
 
 
 def test_a_record_under_which_the_worker_ends_is_quarantined(
@@ -42,6 +69,12 @@ def test_a_record_under_which_the_worker_ends_is_quarantined(
 ) -> None:
     operations = [record(0, type="declare", topic_id="t"), *(record(at, type="tick") for at in range(1, 20))]
     operations[11] = record(11, type="tick", op_id=POISON)
+    poisoned = operations[0].partition
+    for queue_id in range(1, 8):
+        if record(0, queue_id).partition != poisoned:
+            operations += [record(0, queue_id, type="declare", topic_id="t")]
+            operations += [record(at, queue_id, type="tick") for at in range(1, 20)]
+    assert len({each.partition for each in operations}) == PARTITIONS
     log = Log(KafkaConnection(kafka.bootstrap_servers), topic_prefix, operations, unreadable=())
     log.write(log.records)
     monkeypatch.setattr(decide_query, "ShardProcessor", DyingProcessor)
@@ -55,4 +88,9 @@ def test_a_record_under_which_the_worker_ends_is_quarantined(
     assert len(answers) == len(log.records) == len(operations)
     assert answers[POISON]["detail"].startswith("QUARANTINED: the process ended each time")
     assert [op_id for op_id, answer in answers.items() if answer["code"]] == [POISON]
-    assert [list(errors) for errors in stored_quarantine(cluster_spark, checkpoint).values()] == [[11]]
+    quarantined = stored_quarantine(cluster_spark, checkpoint)
+    assert {partition: list(errors) for partition, errors in quarantined.items() if errors} == {poisoned: [11]}
+    rows = written_rows(log)
+    assert {*rows.values()} == {1}
+    with_rows = {(partition, kafka_offset) for _, partition, kafka_offset, _ in rows}
+    assert with_rows == {(each.partition, each.kafka_offset) for each in log.records}
