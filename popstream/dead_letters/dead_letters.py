@@ -129,13 +129,12 @@ class DeadLetters:
 
         Raises:
             Invalid: There is no dead-letter topic, or Kafka does not allow to write.
-            Unavailable: Kafka does not answer. What is done is recorded; call it again.
+            Unavailable: Kafka does not answer, or a partition has no leader. What is done is recorded; call it again.
             Fenced: Another redrive or purge has begun.
             Corrupt: A letter cannot be read.
             AnswerTimeout: The job does not dispatch what is sent to a topic that it does not build; the next redrive
                 does that first.
         """
-        self._require_handled_topic()
         queue_ids: dict[str, Mapping[int, LogBounds]] = {}
 
         def plan(letter: Letter) -> Sequence[RedrivenRecord]:
@@ -161,7 +160,6 @@ class DeadLetters:
 
         Arguments and errors are those of `redrive`.
         """
-        self._require_handled_topic()
         call = HandlingCall("purged", by or _who(), comment)
         run = HandlingRun(self._topics, call, lambda _: (), on_progress)
         return self._run(run, selection, limit, dry_run=dry_run)
@@ -228,13 +226,9 @@ class DeadLetters:
 
     def _handled(self) -> HandledLetters:
         known = HandledLetters(self._topics)
-        known.read_on()
+        if self._topics.bounds(self._topics.handled):  # a job of an older version has none; its letters can be read
+            known.read_on()
         return known
-
-    def _require_handled_topic(self) -> None:
-        if not self._topics.bounds(self._topics.handled):
-            message = f"there is no topic {self._topics.handled}: a job of this version makes it when it starts"
-            raise Invalid(message, subject=self._topics.handled)
 
 
 def _within(bounds: Mapping[int, LogBounds], selection: LetterSelection) -> Mapping[int, LogBounds]:

@@ -84,7 +84,7 @@ def dispatch_existing(
         Invalid: The topic or one of the queues does not exist.
         Refused: The job refused a declaration or a dispatch.
         AnswerTimeout: The job does not answer.
-        Unavailable: Kafka does not answer.
+        Unavailable: Kafka does not answer, or one of the queues has no leader.
     """
     client = ClientSettings(
         bootstrap_servers=bootstrap_servers,
@@ -155,8 +155,9 @@ def _dispatch_all(
     queue_type: QueueType,
 ) -> list[DispatchReport]:
     topic = describe_topic(settings, name)
-    wanted = sorted(topic.starts if queue_ids is None else queue_ids)
-    unknown = [queue_id for queue_id in wanted if queue_id not in topic.starts]
+    bounds = topic.bounds(queue_ids)
+    wanted = sorted(bounds if queue_ids is None else queue_ids)
+    unknown = [queue_id for queue_id in wanted if queue_id not in bounds]
     if unknown:
         message = f"topic {name} has no partitions {unknown}"
         raise Invalid(message, subject=name)

@@ -44,14 +44,33 @@ class MessageTopic(msgspec.Struct, frozen=True):
 
     Attributes:
         topic_id: Text of a UUID; a topic that is deleted and created again has another one.
-        starts: First offset of the log of each queue; partitions without a leader are missing.
-        ends: End of the committed part of each queue: the offset after its last record that can be read.
+        starts: First offset of the log of each queue that has a leader.
+        ends: End of the committed part of each of these: the offset after its last record that can be read.
+        leaderless: The other queues. Of their logs nothing is known at the moment.
     """
 
     name: str
     topic_id: str
     starts: dict[int, int]
     ends: dict[int, int]
+    leaderless: frozenset[int] = frozenset()
+
+    def bounds(self, queue_ids: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
+        """Return where the log of each queue starts, and where its committed part ends.
+
+        For those that must not take what is not known for what is not there.
+
+        Args:
+            queue_ids: Only these queues; those that do not exist are missing.
+
+        Raises:
+            Unavailable: A queue has no leader.
+        """
+        wanted = self.starts.keys() | self.leaderless if queue_ids is None else {*queue_ids}
+        if unknown := sorted(wanted & self.leaderless):
+            message = f"partitions {unknown} of topic {self.name} have no leader: what they hold is not known now"
+            raise Unavailable(message, subject=self.name)
+        return {queue_id: (start, self.ends[queue_id]) for queue_id, start in self.starts.items() if queue_id in wanted}
 
 
 class TopicReader:
@@ -154,7 +173,11 @@ class TopicReader:
         ends = self._offsets(partitions, OffsetSpec.LATEST)
         return {
             topic["name"]: MessageTopic(
-                topic["name"], str(topic["topic_id"]), starts.get(topic["name"], {}), ends.get(topic["name"], {})
+                topic["name"],
+                str(topic["topic_id"]),
+                starts.get(topic["name"], {}),
+                ends.get(topic["name"], {}),
+                frozenset(one["partition_index"] for one in topic["partitions"] if one["error_code"]),
             )
             for topic in topics
         }

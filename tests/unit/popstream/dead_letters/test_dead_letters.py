@@ -12,7 +12,7 @@ import pytest
 from popstream import DeadLetters, Invalid, LetterSelection, Reject
 from popstream.dead_letters import handling_run, letter_reader
 from popstream.dead_letters.letter import Letter, parse_place
-from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedError
+from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedError, LogBounds
 from popstream.payload.payloads import Payload
 from popstream.testing import MemoryJob, run_handler
 from popstream.testing._memory_letters import MemoryLetterTopics, MemoryLetterWriter
@@ -263,6 +263,38 @@ def test_what_was_stopped_goes_on_where_it_ended(job: MemoryJob, monkeypatch: py
     report = dead_letters.redrive(on_progress=lambda report: progress.append(report.letters))
     assert (report.letters, progress) == (11, [10, 11])
     assert popped(job, "baristas") == [b"%d" % number for number in range(count)]
+
+
+class LostSight(MemoryLetterTopics):
+    """From the moment when the writer opens, Kafka does not know the topic of handled letters."""
+
+    is_lost = False
+
+    def bounds(self, topic: str) -> dict[int, LogBounds]:
+        return {} if topic == HANDLED and self.is_lost else super().bounds(topic)
+
+    def writer(self) -> MemoryLetterWriter:
+        self.is_lost = True
+        return super().writer()
+
+
+def test_nothing_is_sent_while_what_was_handled_cannot_be_read(job: MemoryJob) -> None:
+    give_up(job, [b"mocha"])
+    job.dead_letters().redrive()
+    topics = LostSight(job)
+    dead_letters = DeadLetters("memory", topics=topics)
+    with pytest.raises(Invalid, match=f"there is no topic {HANDLED}: a job of this version"):
+        dead_letters.redrive()
+    assert len(job.payloads.queue("orders", 0)) == 2
+    with pytest.raises(Invalid, match="there is no topic"):
+        dead_letters.purge(dry_run=True)
+
+
+def test_letters_of_a_job_without_a_topic_for_what_is_handled_can_be_read(job: MemoryJob) -> None:
+    give_up(job, [b"mocha"])
+    topics = LostSight(job)
+    topics.is_lost = True
+    assert values(DeadLetters("memory", topics=topics).list()) == [b"mocha"]
 
 
 def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJob) -> None:
