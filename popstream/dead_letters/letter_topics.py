@@ -108,7 +108,7 @@ class LetterTopics(Protocol):
 
         Raises:
             AnswerTimeout: The job does not answer.
-            Refused: The job refuses it.
+            Invalid: They are gone, or the job refuses it: trying again would not help.
             Unavailable: Kafka does not answer.
         """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from kafka import TopicPartition
@@ -107,6 +107,12 @@ class TopicReader:
         with self._asking(f"topics {', '.join(names)}"):
             return self._located(self._existing(names))
 
+    def written_end(self, name: str, queue_id: int) -> int:
+        """Return the end of the log of a queue, behind what is not committed yet. Raises the errors of `choose`."""
+        with self._asking(f"topic {name}"):
+            place = [TopicPartition(name, queue_id)]
+            return self._offsets(place, OffsetSpec.LATEST, "read_uncommitted")[name][queue_id]
+
     def compacted(self, names: Sequence[str]) -> set[str]:
         """Return the names of the topics that Kafka compacts.
 
@@ -182,11 +188,16 @@ class TopicReader:
             for topic in topics
         }
 
-    def _offsets(self, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> dict[str, dict[int, int]]:
+    def _offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        spec: OffsetSpec,
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+    ) -> dict[str, dict[int, int]]:
         if not partitions:
             return {}
         # With read_committed, an open transaction ends the log.
-        answer = self._client().list_partition_offsets(dict.fromkeys(partitions, spec), "read_committed", TIMEOUT_MS)
+        answer = self._client().list_partition_offsets(dict.fromkeys(partitions, spec), isolation, TIMEOUT_MS)
         offsets: dict[str, dict[int, int]] = {}
         for partition, found in answer.items():
             offsets.setdefault(partition.topic, {})[partition.partition] = found.offset
