@@ -14,6 +14,7 @@ from broker_state.audit import ERA_ENDING_KINDS
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.explain.message_events import EventKind
+from pipelines.report import lane_pops
 from pipelines.report.read_report import read_report
 from pipelines.report.report_data import Lane, Quantiles, Scope
 from pipelines.report.report_tables import open_tables
@@ -213,6 +214,28 @@ def test_the_pops_of_a_lane_have_what_became_of_them(tmp_path: Path) -> None:
         (3, 1, "worker-3"),
     ]
     assert (leases.pops[-1].messages, leases.pops[-1].until_ms) == (3, NOON_MS + 72_000)
+
+
+@pytest.mark.parametrize(
+    ("rows_max", "epochs_from_last"),
+    [(4, [1]), (7, [2, 1]), (1, [])],
+)
+def test_of_more_rows_than_are_read_the_last_pops_are_shown_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int, epochs_from_last: list[int]
+) -> None:
+    """Each pop has three rows."""
+    history = KernelHistory()
+    for at_s in (10, 20, 30):
+        handle = history.pop(at_s, "a", 2)
+        for number in (0, 1):
+            history.ack(at_s + 1 + number, "a", handle, offset=number + at_s // 5 - 2)
+    monkeypatch.setattr(lane_pops, "_ROWS_MAX", rows_max)
+    leases = report_of(saved(tmp_path, history), lane=Lane("g", "orders", 0)).leases
+    assert leases is not None
+    assert leases.count == 3
+    last = max((pop.epoch for pop in leases.pops), default=0)
+    assert [last + 1 - pop.epoch for pop in leases.pops] == epochs_from_last
+    assert all([event.kind for event in pop.events] == [EventKind.ACKED] * 2 for pop in leases.pops)
 
 
 @pytest.mark.parametrize("kind", [ResetOffset, ForgetLane])
