@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 from collections.abc import Iterator
@@ -208,6 +209,13 @@ def test_what_kafka_refuses_is_told_by_the_future(producer: Producer, kafka: Fak
     kafka.raises = MessageSizeTooLargeError("large")
     with pytest.raises(Invalid, match="large"):
         producer.send("orders", b"v").result(60)
+
+
+def test_no_two_results_share_a_lock(producer: Producer) -> None:
+    """`concurrent.futures.wait` acquires the locks of all its futures, in an order of its own."""
+    one, other = producer.send("orders", b"1", queue_id=0), producer.send("orders", b"2", queue_id=0)
+    assert one._condition is not other._condition
+    assert concurrent.futures.wait([one, other], 60).not_done == set()
 
 
 def test_a_closed_producer_sends_nothing(kafka: FakeKafkaProducer) -> None:
