@@ -15,6 +15,7 @@ from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted, print_facts, standard_output, time_text
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.target import Target
+from pipelines.cli.visible import visible
 from pipelines.control.client import ask
 from pipelines.control.letter_facts import LetterContent, LetterFacts
 from popstream import DeadLetters, Invalid, Letter, LetterHandling, LetterSelection, LettersReport, PopstreamError
@@ -275,7 +276,6 @@ def _text(value: bytes | None, bytes_max: int) -> str:
     else:
         found = head.decode(errors="ignore")
         head = found.encode()
-        # A terminal would obey other characters.
-        text = "".join(one if one.isprintable() or one in "\n\t" else f"\\x{ord(one):02x}" for one in found)
+        text = visible(found, kept="\n\t")
     left = len(value) - len(head)
     return f"{text} ... {counted(left, 'byte')} more" if left else text

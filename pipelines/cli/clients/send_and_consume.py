@@ -16,6 +16,7 @@ from pipelines.bytes_as_json import bytes_fields
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted
 from pipelines.cli.target import Target
+from pipelines.cli.visible import visible
 from popstream import Consumer, Message, NotDeclared, Producer, SendResult
 from popstream.wire.base_errors import Invalid
 
@@ -97,7 +98,7 @@ def run_consume(
 def printable(message: Message, *, as_json: bool) -> str:
     """Return a message as one line."""
     if not as_json:
-        return _text(message.value).replace("\n", "\\n").replace("\r", "\\r")
+        return visible(_text(message.value), kept="\t")
     fields: dict[str, Any] = {
         "topic": message.topic,
         "queue_id": message.queue_id,

@@ -413,6 +413,8 @@ def test_a_message_is_one_line_whatever_it_holds() -> None:
         next_visible_time_ms=5,
     )
     assert printable(message, as_json=False) == r"one\ntwo\xff"
+    obeyed = msgspec.structs.replace(message, value=b"a\tb\x1b]0;c\x07")
+    assert printable(obeyed, as_json=False) == "a\tb\\x1b]0;c\\x07"
     fields = msgspec.json.decode(printable(message, as_json=True))
     assert (fields["value_base64"], fields["key"], fields["handle"]) == ("b25lCnR3b/8=", None, "1.A")
     assert fields["headers"] == [["h", "v"], ["empty", None]]
