@@ -109,6 +109,10 @@ def test_each_command_has_help(command: str) -> None:
         (("ops", "--example", "pap"), "there is no type 'pap', only declare, policy"),
         (("query", "drop table operations"), "only queries are run here"),
         (("query", "select 1"), "there are no tables in var/job/delta"),
+        (("query", "select 1", "--at", "99999999999999999"), "is not a time of the years 1 to 9999"),
+        (("query", "select 1", "--at", "²"), "'²' is not a time"),
+        (("report", "--since", "99999999999h"), "is not a time of the years 1 to 9999"),
+        (("report", "--since", "9" * 400 + "h"), "is longer than there is time"),
         (("query", "select 1", "--csv", "--json"), "choose one of --csv and --json"),
     ],
 )
@@ -125,6 +129,7 @@ def test_wrong_options_are_refused_in_clear_words(arguments: tuple[str, ...], wo
         ("", "no operation is given"),
         ("{nope", "line 1 is not JSON"),
         ('{"type":"pap"}', "operation 1: there is no type 'pap', only declare, policy"),
+        ('{"type":[]}', "operation 1: there is no type [], only declare, policy"),
         ("[1]", "operation 1: "),
         (POP.replace('"group":"g",', ""), "missing required field `group`; `popstream ops --example pop` shows"),
         (POP.replace("orders", "o").replace("}", ',"x":1}'), "unknown field `x`"),
@@ -135,6 +140,13 @@ def test_invalid_operations_are_refused_before_anything_is_sent(text: str, words
     result = run("ops", "-", text=text)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_operations_that_are_not_utf8_are_refused() -> None:
+    result = CliRunner().invoke(app, ["ops", "-"], input=b'{"type":"\xff"}')
+    assert (result.exit_code, "not UTF-8: invalid start byte at byte 9" in result.stderr) == (2, True)
+    result = run("ops", '{"type":"\udcff"}')  # as Python reads an argument with this byte
+    assert (result.exit_code, "not UTF-8: invalid start byte at byte 9" in result.stderr) == (2, True)
 
 
 def test_every_type_has_an_example_that_is_an_operation() -> None:
@@ -286,6 +298,13 @@ def test_all_invalid_settings_are_reported_at_once_without_secrets(
     assert len(caught.value.details) == 3
     assert "metrics_port (from POPSTREAM_METRICS_PORT)" in str(caught.value)
     assert "very secret" not in str(caught.value)
+
+
+def test_a_variable_that_is_not_json_is_named_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPSTREAM_HANDLE_KEYS", "very secret")
+    with pytest.raises(Invalid) as caught:
+        load_settings(None)
+    assert caught.value.details == ("handle_keys (from POPSTREAM_HANDLE_KEYS): it is not JSON",)
 
 
 def test_keys_are_read_with_their_ends_and_the_only_one_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
