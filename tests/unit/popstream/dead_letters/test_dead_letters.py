@@ -330,7 +330,8 @@ def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJo
     assert dead_letters.erase() == {0: 1}
     assert values(dead_letters.list(handled=True)) == [b"2", b"3"]
     dead_letters.redrive()
-    assert dead_letters.erase() == {0: 3}
+    assert dead_letters.erase() == {0: 2}
+    assert dead_letters.erase() == {}
     assert values(dead_letters.list(handled=True)) == []
 
 
