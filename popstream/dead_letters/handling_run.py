@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Literal
 
-    from popstream.dead_letters.letter import Letter
+    from popstream.dead_letters.letter import Letter, LetterPlace
     from popstream.dead_letters.letter_topics import LetterTopics, LetterWriter
     from popstream.dead_letters.redrive_plan import RedrivenRecord
     from popstream.outcome import QueueKey
@@ -56,6 +56,7 @@ class LettersReport(msgspec.Struct, kw_only=True):
         left_count: Letters that could not be redriven. They stay as they were.
         left: The first 100 of them.
         letters_of: Letters that were redriven or purged, by (group, topic).
+        places: With `dry_run`, where the letters are.
     """
 
     call: str
@@ -65,6 +66,7 @@ class LettersReport(msgspec.Struct, kw_only=True):
     left_count: int = 0
     left: list[LetterLeft] = []
     letters_of: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    places: set[LetterPlace] = msgspec.field(default_factory=set)
 
 
 class HandlingCall(msgspec.Struct, frozen=True):
@@ -129,6 +131,7 @@ class HandlingRun:
         self._handled.read_on()
         for one in self._planned(letters, limit):
             self._count(one)
+            self.report.places.add((one.letter.partition, one.letter.kafka_offset))
 
     def write(self, writer: LetterWriter, letters: Iterable[Letter], limit: int | None) -> None:
         """Handle those letters that nobody has handled, in their order. Raises the errors of `DeadLetters.redrive`."""

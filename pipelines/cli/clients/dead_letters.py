@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import typer
@@ -124,15 +124,21 @@ def run_purge(
         planned = dead_letters.purge(selection, limit=limit, dry_run=True)
         if dry_run:
             _print_report(planned, "purged", dry_run=True)
+            if erase:
+                _say_erased(dead_letters.erase(dry_run=True, also_handled=planned.places), "would be deleted")
             return
         if not yes:
             _require_meant(planned, erase=erase)
-        # No more than those that the question was about.
-        report = dead_letters.purge(selection, limit=planned.letters, comment=comment, on_progress=progress.report)
+        # Those that the question was about, and no others that have come since.
+        asked = LetterSelection(places=frozenset(planned.places))
+        report = dead_letters.purge(asked, comment=comment, on_progress=progress.report)
         _print_report(report, "purged", dry_run=False)
         if erase:
-            erased = sum(dead_letters.erase().values())
-            say(f"{counted(erased, 'offset')} of the dead-letter topic deleted")
+            _say_erased(dead_letters.erase(), "deleted")
+
+
+def _say_erased(erased: Mapping[int, int], done: str) -> None:
+    say(f"{counted(sum(erased.values()), 'offset')} of the dead-letter topic {done}")
 
 
 class _Progress:

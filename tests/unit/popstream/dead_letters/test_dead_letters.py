@@ -326,10 +326,14 @@ def test_letters_of_a_job_without_a_topic_for_what_is_handled_can_be_read(job: M
 def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJob) -> None:
     give_up(job, [b"1", b"2", b"3"])
     dead_letters = job.dead_letters()
-    dead_letters.purge(LetterSelection(reason="[13]"))
+    planned = dead_letters.purge(LetterSelection(reason="[13]"), dry_run=True)
+    assert dead_letters.erase(dry_run=True) == {}
+    assert dead_letters.erase(dry_run=True, also_handled=planned.places) == {0: 1}
+    dead_letters.purge(LetterSelection(places=frozenset(planned.places)))
     assert dead_letters.erase() == {0: 1}
     assert values(dead_letters.list(handled=True)) == [b"2", b"3"]
     dead_letters.redrive()
+    assert dead_letters.erase(dry_run=True) == {0: 2}
     assert dead_letters.erase() == {0: 2}
     assert dead_letters.erase() == {}
     assert values(dead_letters.list(handled=True)) == []
