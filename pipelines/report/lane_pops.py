@@ -112,7 +112,7 @@ def _pop(epoch: int, events: Sequence[Event]) -> Pop:
 
 
 def require_known(tables: ReportTables) -> None:
-    """Refuse a group, a topic or a lane of which the tables know nothing.
+    """Refuse a group, a topic or a lane of which the tables know nothing, and a lane of another group or topic.
 
     Raises:
         Invalid: It names those that they know.
@@ -120,6 +120,11 @@ def require_known(tables: ReportTables) -> None:
     scope = tables.scope
     if scope.group is None and scope.topic is None and scope.lane is None:
         return
+    if scope.lane is not None:
+        for kind, name, of_lane in (("group", scope.group, scope.lane.group), ("topic", scope.topic, scope.lane.topic)):
+            if name not in (None, of_lane):
+                message = f"the lane {scope.lane.group} {scope.lane.queue} is not one of the {kind} {name}"
+                raise Invalid(message, subject=scope.lane.group)
     lanes = tables.rows(_KNOWN)
     groups = sorted({group for group, _, _ in lanes if group is not None})
     topics = sorted({topic for _, topic, _ in lanes})

@@ -113,6 +113,8 @@ def test_each_command_has_help(command: str) -> None:
         (("query", "select 1", "--at", "²"), "'²' is not a time"),
         (("report", "--since", "99999999999h"), "is not a time of the years 1 to 9999"),
         (("report", "--since", "9" * 400 + "h"), "is longer than there is time"),
+        (("status", "--ready", "--json"), "--ready prints no JSON"),
+        (("queue", "orders", "--queue", "0", "--rebuild-from", "0", "--json"), "--rebuild-from prints no JSON"),
         (("query", "select 1", "--csv", "--json"), "choose one of --csv and --json"),
     ],
 )
