@@ -11,13 +11,15 @@ import stat
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import msgspec
 import pytest
 import structlog
 import typer
+from kafka.errors import MessageSizeTooLargeError
+from kafka.future import Future as KafkaFuture
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -31,13 +33,14 @@ from pipelines.build_consume_queue.queue_view import FoundUnit
 from pipelines.cli.app import app, main
 from pipelines.cli.clients import send_and_consume
 from pipelines.cli.clients.ops import EXAMPLES, read_operations
-from pipelines.cli.clients.send_and_consume import printable
+from pipelines.cli.clients.send_and_consume import printable, run_send
 from pipelines.cli.exits import Group, interrupt
 from pipelines.cli.options import load_settings
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.state.status import _print as print_status
 from pipelines.cli.state.status import _require_found
 from pipelines.cli.tables.spark_query import require_reading
+from pipelines.cli.target import Target
 from pipelines.control.answers import JobAnswers
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
@@ -475,6 +478,34 @@ def test_send_says_when_to_deliver(
     monkeypatch.setattr("pipelines.cli.clients.message_commands.time.time", lambda: 1_000_000.0)
     assert run("send", "orders", *options).exit_code == 0
     assert asked["deliver_at_ms"] == deliver_at_ms
+
+
+class FailsAtThree(MemoryKafka):
+    """Refuses the third message."""
+
+    def send(self, topic: str, **record: Any) -> KafkaFuture:
+        if record["value"] == b"3":
+            raise MessageSizeTooLargeError
+        return super().send(topic, **record)
+
+
+def test_a_send_that_fails_says_how_many_messages_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(send_and_consume, "require_topic", lambda *_: None)
+    monkeypatch.setattr(send_and_consume, "UNCONFIRMED_MAX", 2)
+    job = MemoryJob()
+    kafka = FailsAtThree(job, partitions=1)
+    monkeypatch.setattr(
+        send_and_consume,
+        "Producer",
+        lambda **_: Producer("memory", kafka_producer=kafka, job_types=lambda _: None, auto_batch=False),
+    )
+    (tmp_path / "lines").write_bytes(b"1\n2\n3\n")
+    target = Target(KafkaConnection("kafka:9092"), "popstream")
+    with pytest.raises(Invalid):
+        run_send(target, "orders", tmp_path / "lines", queue_id=0, tag=None, deliver_at_ms=None, create=0)
+    assert capsys.readouterr().err == "popstream: of 3 messages 2 are known to be in orders\n"
 
 
 def test_send_takes_one_time_of_delivery() -> None:
