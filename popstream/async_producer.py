@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from popstream.awaitable import in_thread
+from popstream.errors import ClientClosed
 from popstream.producer import Producer
 from popstream.type_variables import Value
 
@@ -51,6 +52,7 @@ class AsyncProducer(Generic[Value]):
         # One thread: what would block is sent in the order of the calls.
         self._thread = ThreadPoolExecutor(1, "popstream-async-producer")
         self._blocked_count = 0
+        self._is_closed = False
 
     @classmethod
     def of(cls, producer: Producer[Value]) -> Self:
@@ -71,9 +73,10 @@ class AsyncProducer(Generic[Value]):
         Raises:
             Unavailable: Kafka does not answer.
             Invalid: The job's topics do not exist, or a setting is wrong.
+            ClientClosed: It was closed before.
         """
         if self._producer is None:
-            self._producer = await in_thread(self._thread, self._open)
+            self._producer = await in_thread(self._open_thread(), self._open)
         return self
 
     async def send(self, topic: str, value: Value | None, **options: Any) -> AwaitableFuture[SendResult]:  # noqa: ANN401 - Producer.send's
@@ -108,14 +111,16 @@ class AsyncProducer(Generic[Value]):
         return await self._in_order(first.topic, send, wait_for_store=first.wait_for_store)
 
     async def flush(self, **options: Any) -> None:  # noqa: ANN401 - Producer.flush's
-        """Like `Producer.flush`."""
-        await in_thread(self._thread, partial(self.producer.flush, **options))
+        """Like `Producer.flush`.
+
+        Raises:
+            ClientClosed: The producer is closed.
+        """
+        await in_thread(self._open_thread(), partial(self.producer.flush, **options))
 
     async def close(self, **options: Any) -> None:  # noqa: ANN401 - Producer.close's
-        """Like `Producer.close`."""
-        if self._producer is not None:
-            await in_thread(self._thread, partial(self._producer.close, **options))
-        self._thread.shutdown(wait=False)
+        """Like `Producer.close`. More calls do nothing."""
+        await self._end(partial(Producer.close, **options))
 
     async def __aenter__(self) -> Self:
         """Open it."""
@@ -125,16 +130,30 @@ class AsyncProducer(Generic[Value]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close it; an error of the block is not replaced by an error of closing."""
-        if self._producer is not None:
-            await in_thread(self._thread, partial(self._producer.__exit__, kind, error, trace))
-        self._thread.shutdown(wait=False)
+        await self._end(lambda producer: producer.__exit__(kind, error, trace))
+
+    async def _end(self, close: Callable[[Producer[Value]], None]) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._producer is not None:
+                await in_thread(self._thread, partial(close, self._producer))
+        finally:
+            self._thread.shutdown(wait=False)
+
+    def _open_thread(self) -> ThreadPoolExecutor:
+        if self._is_closed:
+            message = "the producer is closed"
+            raise ClientClosed(message)
+        return self._thread
 
     async def _in_order(self, topic: str, send: Callable[[], Result], *, wait_for_store: bool) -> Result:
         """Send here, or in the thread if that would block, or if another message waits for the thread."""
         if not self._blocked_count and not self.producer.would_block(topic, wait_for_store=wait_for_store):
             return send()
+        handed_over = asyncio.wrap_future(self._open_thread().submit(send))
         self._blocked_count += 1
-        handed_over = asyncio.wrap_future(self._thread.submit(send))
         handed_over.add_done_callback(self._unblock)
         return await asyncio.shield(handed_over)
 

@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
     from concurrent.futures import Future
@@ -144,7 +146,11 @@ class Observers(Observer):
         called: list[OnSent] = []
 
         def tell(observer: Observer) -> None:
-            if (on_sent := observer.sending(client_id, message, headers)) is not None:
+            changed = [*headers]
+            on_sent = observer.sending(client_id, message, changed)
+            msgspec.structs.replace(message, headers=changed)  # it raises here what it would raise in the send
+            headers[:] = changed
+            if on_sent is not None:
                 called.append(on_sent)
 
         def on_all(sent: Future[SendResult]) -> None:

@@ -49,7 +49,6 @@ __all__ = ["Producer"]
 LOG = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_MS = 60_000
-FUTURES_PER_CONDITION = 256
 ANSWER_GRACE_S = 2.0
 
 
@@ -138,7 +137,6 @@ class Producer(Generic[Value]):
         self._auto_batch = auto_batch
         self._serialize = value_serializer
         self._observers = Observers(observers)
-        self._condition, self._sharing_left = threading.Condition(), FUTURES_PER_CONDITION
         self._closing = threading.Lock()
         self._is_closed = False
         self._queue_types = QueueTypes(self.settings)
@@ -431,7 +429,7 @@ class Producer(Generic[Value]):
             refused = SendFuture()
             refused.set_exception(error if isinstance(error, PopstreamError) else Invalid(str(error), subject=topic))
             return refused
-        outgoing = self._outgoing(message, on_sent, is_waited=is_waited, message_id=message_id, redelivery=redelivery)
+        outgoing = self._outgoing(message, on_sent, message_id=message_id, redelivery=redelivery)
         is_alone = not self._auto_batch or not outgoing.is_batchable
         self._sender.submit(destination, outgoing, is_waited=is_waited, is_alone=is_alone)
         return outgoing.future
@@ -449,22 +447,14 @@ class Producer(Generic[Value]):
         message: OutgoingMessage,
         on_sent: OnSent | None,
         *,
-        is_waited: bool = False,
         message_id: str = "",
         redelivery: Redelivery | None = None,
     ) -> Outgoing:
-        sent = SendFuture() if is_waited else SendFuture(self._shared_condition())
+        sent = SendFuture()
         if on_sent is not None:
             sent.add_done_callback(on_sent)
         deadline_s = time.monotonic() + self._delivery_timeout_s
         return Outgoing(message, sent, int(time.time() * 1000), deadline_s, redelivery, message_id)
-
-    def _shared_condition(self) -> threading.Condition:
-        """Return the condition of the next future; only some futures share it, as a result wakes all their waiters."""
-        self._sharing_left -= 1
-        if self._sharing_left < 0:
-            self._condition, self._sharing_left = threading.Condition(), FUTURES_PER_CONDITION
-        return self._condition
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -153,6 +153,11 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
             message = "the client settings are out of range"
             raise Invalid(message, subject=self.client_id, details=wrong)
 
+    def __repr__(self) -> str:
+        """Return the settings, and of `kafka`, which may have secrets, the names alone."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__} | {"kafka": sorted(self.kafka)}
+        return f"ClientSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def reach_kafka(self) -> None:
         """Wait until a broker accepts a connection and, with `kafka_config`, the login.
 

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from connectors.jars.resolve import JarError
+from pipelines.cli.visible import visible
 from pipelines.printed_commands import completed_commands
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
@@ -147,7 +148,7 @@ def _signal_of(interrupted: KeyboardInterrupt) -> signal.Signals:
 
 def say(text: str) -> None:
     """Print one message for the user on standard error, its commands with the options of the job."""
-    print(f"popstream: {completed_commands(text)}", file=sys.stderr, flush=True)
+    print(visible(f"popstream: {completed_commands(text)}", kept="\n"), file=sys.stderr, flush=True)
 
 
 def _without_flag_types(params: Any) -> Any:  # noqa: ANN401

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, SettingsError, TomlConfigSettingsSource
 
 from pipelines.cli.time_options import durations_ms, since_ms
 from pipelines.job_settings import PREFIX, JobSettings, unknown_variables
@@ -421,6 +422,11 @@ def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: AN
         # Without the values: they may be secrets.
         wrong = [f"{_place(found['loc'])}: {found['msg']}" for found in error.errors(include_input=False)]
         raise Invalid(message, details=wrong + unknown) from error
+    except SettingsError as error:
+        # Not from its cause, which has the value: that may be a secret.
+        field = re.search('"(.*?)"', str(error))
+        wrong = [f"{_place((field[1] if field else '?',))}: it is not JSON"]
+        raise Invalid(message, details=wrong + unknown) from None
     except ValueError as error:  # Python refuses integers of thousands of digits
         message = f"{file} is not TOML: {error}"
         raise Invalid(message, subject=str(file)) from error

@@ -1,13 +1,16 @@
 """Output of results to a terminal, a file or a pipe."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
 
+from pipelines.cli.visible import visible
 from pipelines.printed_commands import completed_commands
 
-__all__ = ["counted", "print_facts", "standard_output", "time_text"]
+__all__ = ["counted", "new_console", "print_facts", "standard_output", "time_text"]
 
 WIDTH_IN_FILES = 200
 
@@ -33,10 +36,34 @@ def time_text(time_ms: int) -> str:
         return f"{time_ms} ms since 1970"
 
 
+class _AsItIs:
+    """Something to print, without characters that a terminal would obey beside those of its style."""
+
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self._renderable, options):
+            text = segment.text if segment.control else visible(segment.text, kept="\n\t")
+            yield Segment(text, segment.style, segment.control)
+
+
+class _AllAsItIs(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_AsItIs(each) for each in renderables]
+
+
+def new_console(**options: Any) -> Console:  # noqa: ANN401 - Console's
+    """Return a console for texts of others: it replaces no `:name:` by a picture, and no text controls the terminal."""
+    console = Console(highlight=False, emoji=False, **options)
+    console.push_render_hook(_AllAsItIs())
+    return console
+
+
 def standard_output() -> Console:
     """Return a console on standard output, as wide as the terminal; in a file it is wide enough for whole rows."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_IN_FILES)
+    console = new_console()
+    return console if console.is_terminal else new_console(width=WIDTH_IN_FILES)
 
 
 def print_facts(console: Console, facts: Mapping[str, object], *, indent: int = 0) -> None:

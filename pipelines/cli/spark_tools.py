@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from rich.console import Console
 
 from connectors.delta.session import build_session
 from connectors.delta.spark_errors import spark_errors_kept
 from connectors.jars.resolve import spark_jars
+from pipelines.cli.printing import new_console
 from pipelines.process.jvm import ended_jvm, output_in, silence_query_errors
 from pipelines.process.signals import held_signals
 
@@ -63,6 +63,6 @@ def working(text: str) -> Iterator[None]:
     """Show a spinner on standard error if it is a terminal."""
     # On a copy: `output_in` may redirect descriptor 2 meanwhile.
     with os.fdopen(os.dup(2), "w") as stderr:
-        console = Console(file=stderr)
+        console = new_console(file=stderr)
         with console.status(text) if console.is_terminal else contextlib.nullcontext():
             yield

@@ -46,7 +46,11 @@ def duration_ms(text: str) -> int:
     if found is None:
         message = f"{text!r} is not a duration: write a number and ms, s, m or h, as in 30s"
         raise typer.BadParameter(message)
-    return round(float(found[1]) * UNIT_MS[found[2]])
+    try:
+        return round(float(found[1]) * UNIT_MS[found[2]])
+    except OverflowError as error:
+        message = f"{text!r} is longer than there is time"
+        raise typer.BadParameter(message) from error
 
 
 def durations_ms(text: str) -> list[int]:
@@ -64,14 +68,23 @@ def moment_ms(text: str) -> int:
     >>> moment_ms("1893456000000"), moment_ms("2030-01-01"), moment_ms("2030-01-01T00:00:00.5Z")
     (1893456000000, 1893456000000, 1893456000500)
     """
-    if text.isdigit():
-        return int(text)
+    if re.fullmatch("[0-9]{1,19}", text):
+        return _in_calendar(int(text), text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         message = f"{text!r} is not a time: write milliseconds since 1970, or ISO 8601 as in 2030-01-31T12:00:00Z"
         raise typer.BadParameter(message) from error
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return _in_calendar(round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000), text)
+
+
+def _in_calendar(time_ms: int, text: str) -> int:
+    try:
+        datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError) as error:  # out of Python's range, or of the platform's
+        message = f"{text!r} is not a time of the years 1 to 9999"
+        raise typer.BadParameter(message) from error
+    return time_ms
 
 
 def since_ms(text: str) -> int:
@@ -80,8 +93,9 @@ def since_ms(text: str) -> int:
     >>> since_ms("2030-01-01"), abs(time.time() * 1000 - since_ms("2h") - 7_200_000) < 60_000
     (1893456000000, True)
     """
-    is_duration = re.fullmatch(DURATION, text.strip()) is not None
-    return int(time.time() * 1000) - duration_ms(text) if is_duration else moment_ms(text)
+    if re.fullmatch(DURATION, text.strip()) is None:
+        return moment_ms(text)
+    return _in_calendar(int(time.time() * 1000) - duration_ms(text), text)
 
 
 def since_day(text: str) -> date:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import Final, Literal, NamedTuple
 from xml.etree import ElementTree as ET
 
-__all__ = ["Scale", "add", "add_mark", "percent"]
+__all__ = ["Scale", "add", "add_mark", "percent", "serialized"]
+
+_NOT_ALLOWED: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""Characters that XML does not allow, not even as references, so that texts of others must not have them."""
 
 
 class Scale(NamedTuple):
@@ -55,3 +59,12 @@ def add_mark(parent: ET.Element, kind: str, title: str, x: str, y: float, path: 
     """Add a small shape of a fixed size at a place: its path begins from there."""
     at = add(parent, "svg", "mark", x=x, y=y, overflow="visible")
     add(at, "path", kind, title, d=path)
+
+
+def serialized(root: ET.Element, method: Literal["xml", "html"] = "xml") -> str:
+    r"""Return a document as text, with a substitute for each character that is not allowed in it.
+
+    >>> root = ET.Element("text"); root.text = "a\x1b[2J<b>"; serialized(root)
+    '<text>a�[2J&lt;b&gt;</text>'
+    """
+    return _NOT_ALLOWED.sub("\ufffd", ET.tostring(root, encoding="unicode", method=method))

@@ -6,7 +6,7 @@ from datetime import tzinfo
 from xml.etree import ElementTree as ET
 
 from pipelines.drawing.lease_bars import LEASE_ROW, LEASE_STYLE, LeaseBar, Mark, MarkKind, cut_to_phone, draw_lease
-from pipelines.drawing.svg import Scale, add
+from pipelines.drawing.svg import Scale, add, serialized
 from pipelines.explain.clock import clock_text, day_text, duration_text, zone_text
 from pipelines.explain.leases import Lease, leases_of
 from pipelines.explain.message_events import Event, EventKind
@@ -71,7 +71,7 @@ def timeline_svg(story: MessageStory, zone: tzinfo) -> str:
     _text(root, left, y + 20, clock_text(begin_ms, zone), "dim")
     _text(root, "50%", y + 20, duration_text(end_ms - begin_ms), "dim", anchor="middle")
     _text(root, right, y + 20, clock_text(end_ms, zone), "dim", anchor="end")
-    return ET.tostring(root, encoding="unicode")
+    return serialized(root)
 
 
 def _text(parent: ET.Element, x: str, y: float, text: str, kind: str, anchor: str = "start") -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
+from pipelines.drawing.svg import serialized
+
 __all__ = ["Cell", "Column", "Row", "document", "element", "table"]
 
 Child = ET.Element | str
@@ -80,4 +82,4 @@ def document(title: str, style: str, body: ET.Element) -> str:
         element("style", style),
     )
     page = element("html", head, element("body", body), lang="en")
-    return "<!DOCTYPE html>\n" + ET.tostring(page, encoding="unicode", method="html") + "\n"
+    return "<!DOCTYPE html>\n" + serialized(page, "html") + "\n"

@@ -23,7 +23,7 @@ __all__ = ["read_lane_leases", "require_known"]
 
 POPS_MAX: Final = 40
 _ROWS_MAX: Final = 20_000
-"""Of the pops drawn: a pop may have a row for each of thousands of messages."""
+"""Of the pops drawn, the newest: a pop may have a row for each of thousands of messages."""
 
 _IS_LANE: Final = '"group" = $lane_group AND topic = $lane_topic AND queue_id = $lane_queue'
 
@@ -36,14 +36,14 @@ _NEWEST: Final = f"""
 _DELIVERIES: Final = f"""
     SELECT {{columns}} FROM deliveries
     WHERE {_IS_LANE} AND now_ms < $until_ms AND (epoch >= $first_epoch OR {ENDS_ERA})
-    ORDER BY now_ms, kafka_offset, ordinal LIMIT {_ROWS_MAX}
+    ORDER BY now_ms DESC, kafka_offset DESC, ordinal DESC LIMIT $rows_max
 """  # noqa: S608
 
 _REFUSED: Final = f"""
     SELECT {{columns}} FROM operations
     WHERE {_IS_LANE} AND now_ms >= $since_ms AND now_ms < $until_ms AND NOT applied AND NOT repeated
     AND kind IN ('ack', 'change_invisible', 'reject') AND handle_before IS NOT NULL
-    ORDER BY now_ms DESC LIMIT {_ROWS_MAX}
+    ORDER BY now_ms DESC LIMIT $rows_max
 """  # noqa: S608
 
 _KNOWN: Final = """
@@ -55,22 +55,32 @@ _KNOWN: Final = """
 
 
 def read_lane_leases(tables: ReportTables, lane: Lane) -> LaneLeases:
-    """Return the last pops of a lane within the period, with all that the tables know of them."""
+    """Return the last pops of a lane within the period, with all that the tables know of them.
+
+    Pops of which not all rows are read are left out: what became of their messages would look as if nothing had.
+    """
     values = {"lane_group": lane.group, "lane_topic": lane.topic, "lane_queue": lane.queue_id}
     newest = tables.rows(_NEWEST, **values)
     if not newest:
         return LaneLeases(lane, [], 0)
-    first_epoch = min(epoch for epoch, _ in newest)
-    deliveries = tables.rows(_DELIVERIES.format(columns=_columns(DeliveryRow)), **values, first_epoch=first_epoch)
-    refused = tables.rows(_REFUSED.format(columns=_columns(OperationRow)), **values)
+    values |= {"rows_max": _ROWS_MAX, "first_epoch": min(epoch for epoch, _ in newest)}
+    found = tables.rows(_DELIVERIES.format(columns=_columns(DeliveryRow)), **values)
+    deliveries = [DeliveryRow(*row) for row in found]
+    refused = [OperationRow(*row) for row in tables.rows(_REFUSED.format(columns=_columns(OperationRow)), **values)]
+    read_since_ms = max(_read_since_ms(deliveries), _read_since_ms(refused))
     rows = MessageRows(
         topic=lane.topic,
         queue_id=lane.queue_id,
         queue_offset=0,
-        deliveries=[DeliveryRow(*row) for row in deliveries],
-        operations=[OperationRow(*row) for row in refused],
+        deliveries=[row for row in deliveries if row.now_ms >= read_since_ms],
+        operations=refused,
     )
     return LaneLeases(lane, pops_of(events_of(rows, lane.group)), newest[0][1])
+
+
+def _read_since_ms(newest_first: Sequence[DeliveryRow | OperationRow]) -> int:
+    """Return since when all rows are read: older ones may be missing, and some of the last moment."""
+    return newest_first[-1].now_ms + 1 if len(newest_first) == _ROWS_MAX else 0
 
 
 def pops_of(events: Sequence[Event]) -> list[Pop]:
@@ -102,7 +112,7 @@ def _pop(epoch: int, events: Sequence[Event]) -> Pop:
 
 
 def require_known(tables: ReportTables) -> None:
-    """Refuse a group, a topic or a lane of which the tables know nothing.
+    """Refuse a group, a topic or a lane of which the tables know nothing, and a lane of another group or topic.
 
     Raises:
         Invalid: It names those that they know.
@@ -110,6 +120,11 @@ def require_known(tables: ReportTables) -> None:
     scope = tables.scope
     if scope.group is None and scope.topic is None and scope.lane is None:
         return
+    if scope.lane is not None:
+        for kind, name, of_lane in (("group", scope.group, scope.lane.group), ("topic", scope.topic, scope.lane.topic)):
+            if name not in (None, of_lane):
+                message = f"the lane {scope.lane.group} {scope.lane.queue} is not one of the {kind} {name}"
+                raise Invalid(message, subject=scope.lane.group)
     lanes = tables.rows(_KNOWN)
     groups = sorted({group for group, _, _ in lanes if group is not None})
     topics = sorted({topic for _, topic, _ in lanes})

@@ -115,14 +115,14 @@ _DEAD_LETTERS: Final = f"""
 """  # noqa: S608
 
 _REFUSALS: Final = f"""
-    SELECT kind, reason, count(*) FROM operations
+    SELECT kind, reason, count(*), count(*) OVER () FROM operations
     WHERE NOT applied AND code <> 0 AND reason NOT IN ('NO_MESSAGE', 'POLLING_TIMEOUT')
     AND now_ms >= $since_ms AND now_ms < $until_ms AND {{scope}}
     GROUP BY kind, reason ORDER BY count(*) DESC, kind, reason LIMIT {LISTED_MAX}
 """  # noqa: S608
 
 _REJECTED: Final = f"""
-    SELECT reason, count(*) FROM rejected WHERE now_ms >= $since_ms AND now_ms < $until_ms
+    SELECT reason, count(*), count(*) OVER () FROM rejected WHERE now_ms >= $since_ms AND now_ms < $until_ms
     GROUP BY reason ORDER BY count(*) DESC, reason LIMIT {LISTED_MAX}
 """  # noqa: S608
 
@@ -195,15 +195,21 @@ def read_dead_letters(tables: ReportTables) -> tuple[list[DeadLetters], int]:
     return found, rows[0][6] if rows else 0
 
 
-def read_refusals(tables: ReportTables) -> list[Refusals]:
-    """Return the operations that were refused. A pop that found no message is none."""
-    return [Refusals(*row) for row in tables.rows(_REFUSALS)]
+def read_refusals(tables: ReportTables) -> tuple[list[Refusals], int]:
+    """Return the operations that were refused, and how many kinds of such there are.
+
+    A pop that found no message is none.
+    """
+    rows = tables.rows(_REFUSALS)
+    return [Refusals(*row[:3]) for row in rows], rows[0][3] if rows else 0
 
 
-def read_rejected(tables: ReportTables) -> dict[str, int] | None:
-    """Return the records that are no operation, which belong to no lane."""
-    is_bounded = tables.scope.group is not None or tables.scope.topic is not None
-    return None if is_bounded else dict(tables.rows(_REJECTED))
+def read_rejected(tables: ReportTables) -> tuple[dict[str, int] | None, int]:
+    """Return the records that are no operation, which belong to no lane, and how many reasons of such there are."""
+    if tables.scope.group is not None or tables.scope.topic is not None:
+        return None, 0
+    rows = tables.rows(_REJECTED)
+    return {reason: count for reason, count, _ in rows}, rows[0][2] if rows else 0
 
 
 def read_quality(tables: ReportTables) -> list[QualityResult]:

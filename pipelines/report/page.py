@@ -202,7 +202,12 @@ def _leases(report: Report, zone: tzinfo) -> ET.Element:
     leases = report.leases
     assert leases is not None
     if not leases.pops:
-        return _card([element("p", "No pop of this lane got a message in the period.", kind="dim")])
+        text = (
+            f"The last of {leases.count:,} pops has more rows than a report reads: choose a shorter period."
+            if leases.count
+            else "No pop of this lane got a message in the period."
+        )
+        return _card([element("p", text, kind="dim")])
     shown = "" if len(leases.pops) == leases.count else f" The last {len(leases.pops)} of {leases.count:,} are shown."
     note = (
         "A row for each pop: from its beginning to the end of its last lease, and pale up to the deadline."

@@ -141,7 +141,8 @@ def refusals(report: Report) -> Parts:
     if not rows:
         return [_nothing("Nothing was refused.")]
     columns = [Column("operation"), Column("reason"), Column("times", is_number=True)]
-    return [table("Operations that were decided against; a pop that found no message is none", columns, rows)]
+    caption = "Operations that were decided against; a pop that found no message is none"
+    return [table(f"{caption}{_part(len(rows), report.totals.refusal_kinds, 'kinds')}", columns, rows)]
 
 
 def quality(report: Report, zone: tzinfo) -> Parts:

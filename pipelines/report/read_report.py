@@ -40,6 +40,8 @@ def read_report(tables: ReportTables, name: str, made_ms: int, zone: tzinfo) -> 
     lanes, lanes_count, lag = read_lanes(tables)
     redelivered, redelivered_count = read_redelivered(tables)
     dead_letters, dead_letter_kinds = read_dead_letters(tables)
+    refusals, refusal_kinds = read_refusals(tables)
+    rejected, rejected_kinds = read_rejected(tables)
     lane = tables.scope.lane
     return Report(
         name=name,
@@ -56,10 +58,16 @@ def read_report(tables: ReportTables, name: str, made_ms: int, zone: tzinfo) -> 
         slowest=read_slowest(tables),
         redelivered=redelivered,
         dead_letters=dead_letters,
-        refusals=read_refusals(tables),
-        rejected=read_rejected(tables),
+        refusals=refusals,
+        rejected=rejected,
         quality=read_quality(tables),
-        totals=Totals(lanes=lanes_count, lag=lag, redelivered=redelivered_count, dead_letter_kinds=dead_letter_kinds),
+        totals=Totals(
+            lanes=lanes_count,
+            lag=lag,
+            redelivered=redelivered_count,
+            dead_letter_kinds=dead_letter_kinds,
+            refusal_kinds=refusal_kinds + rejected_kinds,
+        ),
         leases=None if lane is None else read_lane_leases(tables, lane),
     )
 

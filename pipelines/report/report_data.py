@@ -232,6 +232,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
     redelivered: int
     dead_letter_kinds: int
+    refusal_kinds: int
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

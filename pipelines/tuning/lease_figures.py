@@ -66,7 +66,8 @@ class ClientRate(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         client_id: The client.
         messages: Messages that it acked.
-        per_s: Messages a second; gaps between its acks count as idle from the length of a lease on.
+        per_s: Messages a second, from its first ack on; gaps between its acks count as idle from the length of a lease
+            on.
         clients: Number of clients with enough acks.
         sql: The query.
     """
@@ -189,11 +190,13 @@ FROM deliveries WHERE {where} AND attempt > 0{since} GROUP BY attempt ORDER BY a
 """
 
 _RATES = """
-SELECT client_id, sum(messages) AS messages, sum(messages) / greatest(sum(least(gap_ms, {lease_ms})), 1) * 1000 AS per_s
+SELECT client_id, sum(messages) AS messages,
+  sum(messages) FILTER (gap_ms IS NOT NULL)
+    / greatest(sum(least(gap_ms, {lease_ms})) FILTER (gap_ms IS NOT NULL), 1) * 1000 AS per_s
 FROM (
   SELECT client_id, sum(last_offset - first_offset + 1) AS messages,
     at_ms - lag(at_ms) OVER (PARTITION BY client_id ORDER BY at_ms) AS gap_ms
   FROM deliveries WHERE {where} AND step = $$acked$$ AND client_id IS NOT NULL{since} GROUP BY client_id, at_ms
 )
-GROUP BY client_id HAVING sum(messages) >= {least} ORDER BY per_s, client_id
+GROUP BY client_id HAVING sum(messages) >= {least} AND count(gap_ms) > 0 ORDER BY per_s, client_id
 """

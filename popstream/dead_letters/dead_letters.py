@@ -17,7 +17,7 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from popstream.dead_letters.handling_run import LettersReport
@@ -129,13 +129,12 @@ class DeadLetters:
 
         Raises:
             Invalid: There is no dead-letter topic, or Kafka does not allow to write.
-            Unavailable: Kafka does not answer. What is done is recorded; call it again.
+            Unavailable: Kafka does not answer, or a partition has no leader. What is done is recorded; call it again.
             Fenced: Another redrive or purge has begun.
             Corrupt: A letter cannot be read.
             AnswerTimeout: The job does not dispatch what is sent to a topic that it does not build; the next redrive
                 does that first.
         """
-        self._require_handled_topic()
         queue_ids: dict[str, Mapping[int, LogBounds]] = {}
 
         def plan(letter: Letter) -> Sequence[RedrivenRecord]:
@@ -161,34 +160,45 @@ class DeadLetters:
 
         Arguments and errors are those of `redrive`.
         """
-        self._require_handled_topic()
         call = HandlingCall("purged", by or _who(), comment)
         run = HandlingRun(self._topics, call, lambda _: (), on_progress)
         return self._run(run, selection, limit, dry_run=dry_run)
 
-    def erase(self) -> dict[int, int]:
+    def erase(self, *, dry_run: bool = False, also_handled: Collection[LetterPlace] = ()) -> dict[int, int]:
         """Delete the letters of each partition before the first one that nobody has handled.
 
         What became of them is still recorded, so that a restored job that writes one again does no harm.
 
+        Args:
+            dry_run: Delete nothing.
+            also_handled: Letters that count as handled, for a dry run: those that a purge would handle.
+
         Returns:
-            The number of offsets that were deleted, by partition.
+            The number of offsets that were deleted, by partition, or with `dry_run` would have been.
 
         Raises:
             Invalid: There is no dead-letter topic, or Kafka does not allow to delete.
             Unavailable: Kafka does not answer.
             Corrupt: A letter cannot be read.
+            ValueError: `also_handled` is given without `dry_run`.
         """
+        if also_handled and not dry_run:
+            message = "also_handled is for a dry run: purge the letters"
+            raise ValueError(message)
         bounds = self._bounds()
         known = self._handled()
         ends = {}
         for partition, found in bounds.items():
             letters = read_letters(self._topics, {partition: found})
-            waiting = (letter.kafka_offset for letter in letters if letter.letter_id not in known)
+            waiting = (
+                letter.kafka_offset
+                for letter in letters
+                if letter.letter_id not in known and (partition, letter.kafka_offset) not in also_handled
+            )
             end = next(waiting, found[1])
             if end > found[0]:
                 ends[partition] = end
-        if ends:
+        if ends and not dry_run:
             self._topics.erase(ends)
         return {partition: end - bounds[partition][0] for partition, end in ends.items()}
 
@@ -228,13 +238,9 @@ class DeadLetters:
 
     def _handled(self) -> HandledLetters:
         known = HandledLetters(self._topics)
-        known.read_on()
+        if self._topics.bounds(self._topics.handled):  # a job of an older version has none; its letters can be read
+            known.read_on()
         return known
-
-    def _require_handled_topic(self) -> None:
-        if not self._topics.bounds(self._topics.handled):
-            message = f"there is no topic {self._topics.handled}: a job of this version makes it when it starts"
-            raise Invalid(message, subject=self._topics.handled)
 
 
 def _within(bounds: Mapping[int, LogBounds], selection: LetterSelection) -> Mapping[int, LogBounds]:

@@ -56,9 +56,7 @@ class KafkaLetterTopics:
     def bounds(self, topic: str) -> dict[int, LogBounds]:
         """See `LetterTopics.bounds`."""
         found = self._topics.read([topic]).get(topic)
-        if found is None:
-            return {}
-        return {partition: (start, found.ends[partition]) for partition, start in found.starts.items()}
+        return {} if found is None else found.bounds()
 
     def type_of(self, topic: str) -> QueueType | None:
         """See `LetterTopics.type_of`."""

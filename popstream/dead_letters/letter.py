@@ -10,7 +10,7 @@ import msgspec
 from popstream.payload.payloads import size_bytes_of
 from popstream.payload.redriven import Redriven
 from popstream.wire.base_errors import Invalid
-from popstream.wire.dead_letter_record import DeadLetterHistory, identity_of
+from popstream.wire.dead_letter_record import DeadLetterHistory, identity_of, job_headers_of
 from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.headers import (
     DEAD_LETTER_ATTEMPTS_HEADER,
@@ -92,7 +92,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, partition: int, kafka_offset: int, record: Payload) -> Letter:
         """Return the letter of a record of the dead-letter topic; of what is no letter `cannot_redrive` says so."""
-        found = {name: value or b"" for name, value in record.headers if name in DEAD_LETTER_HEADERS}
+        found = job_headers_of(record.headers)
         queue_id = _number(found.get(DEAD_LETTER_QUEUE_ID_HEADER))
         queue_offset = _number(found.get(DEAD_LETTER_QUEUE_OFFSET_HEADER))
         topic, group = _text(found.get(DEAD_LETTER_TOPIC_HEADER)), _text(found.get(DEAD_LETTER_GROUP_HEADER))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.dead_letters.letter import Letter
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.letter_handling import LetterHandling
 
@@ -65,16 +65,21 @@ class HandledLetters:
         """Read to the present end of the topic.
 
         Raises:
+            Invalid: There is no such topic. That does not mean that no letter was handled.
             Unavailable: Kafka does not answer.
             Corrupt: A record cannot be read.
         """
         topic = self._topics.handled
-        for start, end in self._topics.bounds(topic).values():  # of its one partition
-            first = max(start, self._next_offset)
-            for _, record in _records(self._topics.payloads, topic, 0, first, end):
-                if record.key is not None and record.value is not None:
-                    self._take(record.key.decode(errors="replace"), record.value)
-            self._next_offset = max(first, end)
+        bounds = self._topics.bounds(topic)
+        if not bounds:
+            message = f"there is no topic {topic}: a job of this version makes it when it starts"
+            raise Invalid(message, subject=topic)
+        start, end = bounds[0]  # it has one partition
+        first = max(start, self._next_offset)
+        for _, record in _records(self._topics.payloads, topic, 0, first, end):
+            if record.key is not None and record.value is not None:
+                self._take(record.key.decode(errors="replace"), record.value)
+        self._next_offset = max(first, end)
 
     def __contains__(self, letter_id: str) -> bool:
         """Return whether a letter was handled."""

@@ -62,7 +62,7 @@ class LetterWriter(Protocol):
 
         Raises:
             Unavailable: Kafka does not answer.
-            Invalid: Kafka does not allow it, or the topic for handled letters does not exist.
+            Invalid: Kafka does not allow it.
         """
 
     def write(self, batch: Sequence[HandledLetter]) -> list[LetterHandling]:
@@ -90,7 +90,12 @@ class LetterTopics(Protocol):
     payloads: Payloads
 
     def bounds(self, topic: str) -> Mapping[int, LogBounds]:
-        """Return the bounds of the partitions of a topic; none: it does not exist. Raises Unavailable or Invalid."""
+        """Return the bounds of all partitions of a topic; none: it does not exist.
+
+        Raises:
+            Unavailable: Kafka does not answer, or a partition has no leader.
+            Invalid: Kafka refuses.
+        """
 
     def type_of(self, topic: str) -> QueueType | None:
         """Return the type of a message topic; None: the job does not build it."""
@@ -103,7 +108,7 @@ class LetterTopics(Protocol):
 
         Raises:
             AnswerTimeout: The job does not answer.
-            Refused: The job refuses it.
+            Invalid: They are gone, or the job refuses it: trying again would not help.
             Unavailable: Kafka does not answer.
         """
 

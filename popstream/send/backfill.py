@@ -18,6 +18,7 @@ from popstream.payload.inner_batch import inner_count
 from popstream.send.dispatch_requests import RANGES_MAX, declare_of
 from popstream.settings import ClientSettings, new_client_id
 from popstream.topics.describe import describe_topic
+from popstream.topics.message_topics import TopicReader
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Dispatch, QueueType, WrittenRange
 from popstream.wire.deliver_at import deliver_at_ms_of
@@ -84,7 +85,7 @@ def dispatch_existing(
         Invalid: The topic or one of the queues does not exist.
         Refused: The job refused a declaration or a dispatch.
         AnswerTimeout: The job does not answer.
-        Unavailable: Kafka does not answer.
+        Unavailable: Kafka does not answer, or one of the queues has no leader.
     """
     client = ClientSettings(
         bootstrap_servers=bootstrap_servers,
@@ -113,7 +114,7 @@ def dispatch_records(
         ranges: Inclusive ranges of queue offsets, ascending, that are committed or about to be.
 
     Raises:
-        Invalid: The topic or the queue does not exist.
+        Invalid: The records are gone: the topic or the queue does not exist, or ends before them.
         Refused: The job refused a dispatch.
         AnswerTimeout: The job does not answer.
         Unavailable: Kafka does not answer, or does not commit the records.
@@ -137,14 +138,32 @@ def _committed_end(settings: ClientSettings, topic: str, queue_id: int, last: in
     """Return where the committed part of a queue ends, once that is beyond an offset.
 
     Kafka confirms a transaction before it has written the control records that end it.
+
+    Raises:
+        Invalid: The offset will never be committed: the topic was deleted or made again since it was written.
+        Unavailable: Kafka does not answer, or does not commit it.
     """
     deadline_s = time.monotonic() + COMMITTED_S_MAX
-    while (end := describe_topic(settings, topic).ends.get(queue_id, 0)) <= last:
+    while True:
+        found = describe_topic(settings, topic)
+        end = found.ends.get(queue_id, 0)
+        if end > last:
+            return end
+        if queue_id not in found.leaderless:
+            _require_written(settings, found, queue_id, last)
         if time.monotonic() > deadline_s:
             message = f"{topic}/{queue_id} is not committed up to offset {last} within {COMMITTED_S_MAX:.0f} s"
             raise Unavailable(message, subject=topic)
         time.sleep(COMMITTED_PAUSE_S)
-    return end
+
+
+def _require_written(settings: ClientSettings, topic: MessageTopic, queue_id: int, last: int) -> None:
+    if queue_id in topic.ends:
+        with TopicReader(settings.connection, client_id=f"{settings.client_id}-admin") as reader:
+            if reader.written_end(topic.name, queue_id) > last:
+                return
+    message = f"{topic.name}/{queue_id} has no offset {last} any more: its topic was made again, or has lost records"
+    raise Invalid(message, subject=topic.name)
 
 
 def _dispatch_all(
@@ -155,8 +174,9 @@ def _dispatch_all(
     queue_type: QueueType,
 ) -> list[DispatchReport]:
     topic = describe_topic(settings, name)
-    wanted = sorted(topic.starts if queue_ids is None else queue_ids)
-    unknown = [queue_id for queue_id in wanted if queue_id not in topic.starts]
+    bounds = topic.bounds(queue_ids)
+    wanted = sorted(bounds if queue_ids is None else queue_ids)
+    unknown = [queue_id for queue_id in wanted if queue_id not in bounds]
     if unknown:
         message = f"topic {name} has no partitions {unknown}"
         raise Invalid(message, subject=name)

@@ -246,13 +246,13 @@ class Dispatcher:
             self._later(queue, ranges, f"{error}")
             return
         answer = future.result()
+        again, refused = still_to_dispatch(answer, ranges)
         with self._state:
             if answer.reason is Reason.TOPIC_NOT_EXIST:
                 self._queues[queue].is_declared = False
                 self._topics.pop(queue[0], None)
-            else:
+            if not again:
                 self._queues[queue].failures = 0
-        again, refused = still_to_dispatch(answer, ranges)
         waiting = {id(written) for written in (*again, *refused)}
         self._settle(queue, [written for written in ranges if id(written) not in waiting])
         if refused:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import enum
 import threading
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -183,25 +184,43 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     deliver_at_ms: int = AT_ONCE
 
 
+class _Lock(_thread.RLock):  # type: ignore[misc]  # final only for type checkers
+    """The lock of a future, with what else the standard library asks of its condition: nobody waits for that."""
+
+    __slots__ = ()
+
+    def notify_all(self) -> None:
+        """Do nothing."""
+
+
+class _Waiter:
+    """Wakes a thread when a future is done; the methods are those that the standard library calls."""
+
+    def __init__(self) -> None:
+        self.is_done = threading.Event()
+
+    def add_result(self, _: object) -> None:
+        """Wake it."""
+        self.is_done.set()
+
+    add_exception = add_result
+
+
 class SendFuture(AwaitableFuture["SendResult"]):
     """The future of a message's result.
 
     A future of the standard library consists of nine objects, 1,600 bytes, and the garbage collector visits all of
-    them, which takes longer than the rest of a send. Here several futures share their condition.
-
-    Args:
-        condition: Wakes the threads that wait for any of the futures that share it.
+    them, which takes longer than the rest of a send. Most of them are its condition, for which this one has a lock. No
+    two futures share it: `concurrent.futures.wait` acquires those of all its futures in an order that two threads
+    would not have in common.
     """
 
-    def __init__(self, condition: threading.Condition | None = None) -> None:
-        if condition is None:
-            super().__init__()
-            return
-        self._condition = condition
+    def __init__(self) -> None:
+        self._condition = _Lock()  # type: ignore[assignment]
         self._state = "PENDING"
         self._result = None
         self._exception = None
-        self._waiters = []
+        self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[SendFuture], object]] = []
 
     def result(self, timeout: float | None = None) -> SendResult:
@@ -224,7 +243,15 @@ class SendFuture(AwaitableFuture["SendResult"]):
 
     def _wait(self, timeout: float | None) -> None:
         with self._condition:
-            self._condition.wait_for(self.done, timeout)
+            if self.done():
+                return
+            waiter = _Waiter()
+            self._waiters.append(waiter)
+        if not waiter.is_done.wait(timeout):
+            with self._condition:
+                self._waiters.remove(waiter)
+            if not self.done():
+                raise TimeoutError
 
 
 class Outgoing(msgspec.Struct, eq=False, gc=False):

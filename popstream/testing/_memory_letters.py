@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -41,10 +42,12 @@ class MemoryLetterTopics:
 
     def bounds(self, topic: str) -> dict[int, LogBounds]:
         """Return the bounds of the queues of a topic."""
-        queues = self._job.payloads.queues
-        return {
-            queue_id: (0, len(self._job.payloads.queue(name, queue_id))) for name, queue_id in queues if name == topic
-        }
+        return {queue_id: self._bounds(name, queue_id) for name, queue_id in self._job.payloads.queues if name == topic}
+
+    def _bounds(self, topic: str, queue_id: int) -> LogBounds:
+        end = len(self._job.payloads.queue(topic, queue_id))
+        is_left = ((topic, queue_id, offset) not in self._job.payloads.deleted for offset in range(end))
+        return next(itertools.compress(itertools.count(), is_left), end), end
 
     def type_of(self, topic: str) -> QueueType | None:
         """Return the type of a topic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from kafka import TopicPartition
@@ -44,14 +44,33 @@ class MessageTopic(msgspec.Struct, frozen=True):
 
     Attributes:
         topic_id: Text of a UUID; a topic that is deleted and created again has another one.
-        starts: First offset of the log of each queue; partitions without a leader are missing.
-        ends: End of the committed part of each queue: the offset after its last record that can be read.
+        starts: First offset of the log of each queue that has a leader.
+        ends: End of the committed part of each of these: the offset after its last record that can be read.
+        leaderless: The other queues. Of their logs nothing is known at the moment.
     """
 
     name: str
     topic_id: str
     starts: dict[int, int]
     ends: dict[int, int]
+    leaderless: frozenset[int] = frozenset()
+
+    def bounds(self, queue_ids: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
+        """Return where the log of each queue starts, and where its committed part ends.
+
+        For those that must not take what is not known for what is not there.
+
+        Args:
+            queue_ids: Only these queues; those that do not exist are missing.
+
+        Raises:
+            Unavailable: A queue has no leader.
+        """
+        wanted = self.starts.keys() | self.leaderless if queue_ids is None else {*queue_ids}
+        if unknown := sorted(wanted & self.leaderless):
+            message = f"partitions {unknown} of topic {self.name} have no leader: what they hold is not known now"
+            raise Unavailable(message, subject=self.name)
+        return {queue_id: (start, self.ends[queue_id]) for queue_id, start in self.starts.items() if queue_id in wanted}
 
 
 class TopicReader:
@@ -87,6 +106,12 @@ class TopicReader:
         """Return topics by name; those that do not exist are missing. Raises the errors of `choose`."""
         with self._asking(f"topics {', '.join(names)}"):
             return self._located(self._existing(names))
+
+    def written_end(self, name: str, queue_id: int) -> int:
+        """Return the end of the log of a queue, behind what is not committed yet. Raises the errors of `choose`."""
+        with self._asking(f"topic {name}"):
+            place = [TopicPartition(name, queue_id)]
+            return self._offsets(place, OffsetSpec.LATEST, "read_uncommitted")[name][queue_id]
 
     def compacted(self, names: Sequence[str]) -> set[str]:
         """Return the names of the topics that Kafka compacts.
@@ -154,16 +179,25 @@ class TopicReader:
         ends = self._offsets(partitions, OffsetSpec.LATEST)
         return {
             topic["name"]: MessageTopic(
-                topic["name"], str(topic["topic_id"]), starts.get(topic["name"], {}), ends.get(topic["name"], {})
+                topic["name"],
+                str(topic["topic_id"]),
+                starts.get(topic["name"], {}),
+                ends.get(topic["name"], {}),
+                frozenset(one["partition_index"] for one in topic["partitions"] if one["error_code"]),
             )
             for topic in topics
         }
 
-    def _offsets(self, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> dict[str, dict[int, int]]:
+    def _offsets(
+        self,
+        partitions: Sequence[TopicPartition],
+        spec: OffsetSpec,
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+    ) -> dict[str, dict[int, int]]:
         if not partitions:
             return {}
         # With read_committed, an open transaction ends the log.
-        answer = self._client().list_partition_offsets(dict.fromkeys(partitions, spec), "read_committed", TIMEOUT_MS)
+        answer = self._client().list_partition_offsets(dict.fromkeys(partitions, spec), isolation, TIMEOUT_MS)
         offsets: dict[str, dict[int, int]] = {}
         for partition, found in answer.items():
             offsets.setdefault(partition.topic, {})[partition.partition] = found.offset

@@ -12,6 +12,7 @@ from popstream.wire.headers import (
     DEAD_LETTER_CAUSE_HEADER,
     DEAD_LETTER_GONE_HEADER,
     DEAD_LETTER_GROUP_HEADER,
+    DEAD_LETTER_HEADERS,
     DEAD_LETTER_HISTORY_HEADER,
     DEAD_LETTER_QUEUE_ID_HEADER,
     DEAD_LETTER_QUEUE_OFFSET_HEADER,
@@ -20,7 +21,15 @@ from popstream.wire.headers import (
     DEAD_LETTER_TOPIC_HEADER,
 )
 
-__all__ = ["COPY_BYTES_MAX", "DeadLetterCopy", "DeadLetterHistory", "copy_of", "headers_of", "identity_of"]
+__all__ = [
+    "COPY_BYTES_MAX",
+    "DeadLetterCopy",
+    "DeadLetterHistory",
+    "copy_of",
+    "headers_of",
+    "identity_of",
+    "job_headers_of",
+]
 
 COPY_BYTES_MAX = 15 * 1024 * 1024
 """Key, value and headers of a message that is copied whole; the rest of 16 MiB is for our headers and Kafka's."""
@@ -71,14 +80,16 @@ class DeadLetterHistory(msgspec.Struct, frozen=True):
 def copy_of(letter: DeadLetter, queue_offset: int, message: KafkaMessage | None) -> DeadLetterCopy:
     """Return the copy of a message, with headers that name its place, the reason and the history.
 
-    A message that left the log (None), or is too long to be copied, is represented by the headers alone.
+    Headers of the message that have such names are left out: the job writes some of them only where they apply, so a
+    sender's would pass for the job's. A message that left the log (None), or is too long to be copied, is represented
+    by the headers alone.
     """
     headers = headers_of(letter, queue_offset)
     if message is None:
         headers.append((DEAD_LETTER_GONE_HEADER, b"the message had left the log; these are its coordinates"))
         return DeadLetterCopy(None, b"", headers)
     # kafka-python cannot send a header without a value.
-    message_headers = [(name, text or b"") for name, text in message.headers or ()]
+    message_headers = [(name, text or b"") for name, text in message.headers or () if name not in DEAD_LETTER_HEADERS]
     size = sum(len(part or b"") for part in (message.key, message.value))
     size += sum(len(name.encode()) + len(text) for name, text in message_headers)
     if size > COPY_BYTES_MAX:
@@ -91,7 +102,7 @@ def copy_of(letter: DeadLetter, queue_offset: int, message: KafkaMessage | None)
 
 
 def headers_of(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes]]:
-    """Return the headers that a copy has besides those of its message."""
+    """Return the headers that a copy has besides those of its message. The first one is that of the reason."""
     history = DeadLetterHistory(
         epoch=letter.epoch,
         last_pop_time_ms=letter.pop_time_ms,
@@ -111,6 +122,18 @@ def headers_of(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes]]
     if letter.cause is not None:
         headers.append((DEAD_LETTER_CAUSE_HEADER, letter.cause.encode()))
     return headers
+
+
+def job_headers_of(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, bytes]:
+    """Return the headers of a letter that the job has written, and none of the same name that its message had.
+
+    Copies of older versions have both: first those of the message, then those of the job.
+
+    >>> job_headers_of([("popstream.gone", b"?"), ("popstream.reason", b"rejected"), ("popstream.group", b"billing")])
+    {'popstream.reason': b'rejected', 'popstream.group': b'billing'}
+    """
+    first = max((place for place, (name, _) in enumerate(headers) if name == DEAD_LETTER_REASON_HEADER), default=0)
+    return {name: value or b"" for name, value in headers[first:] if name in DEAD_LETTER_HEADERS}
 
 
 def identity_of(headers: Iterable[tuple[str, bytes | None]]) -> bytes:

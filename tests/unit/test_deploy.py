@@ -87,6 +87,23 @@ def test_images_have_the_version_of_the_project(compose: dict[str, Any]) -> None
     assert (image["name"], image["newTag"]) == ("popstream", version)
 
 
+def test_a_restore_gets_the_image_of_the_job() -> None:
+    """By the command that its header has: the kustomization does not know it."""
+    text = (KUBERNETES / "restore.yaml").read_text(encoding="utf-8")
+    (command,) = re.findall(r"sed \"(.*?)\"", text)
+    image = "registry.example.com/team/popstream:9.9.9"
+    done = subprocess.run(
+        ["sed", command.replace("$IMAGE", image), KUBERNETES / "restore.yaml"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    (container,) = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == image
+    assert "get statefulset/popstream -o jsonpath='{.spec.template.spec.containers[0].image}'" in text
+
+
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:

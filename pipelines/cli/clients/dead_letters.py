@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import typer
@@ -15,6 +15,7 @@ from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted, print_facts, standard_output, time_text
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.target import Target
+from pipelines.cli.visible import visible
 from pipelines.control.client import ask
 from pipelines.control.letter_facts import LetterContent, LetterFacts
 from popstream import DeadLetters, Invalid, Letter, LetterHandling, LetterSelection, LettersReport, PopstreamError
@@ -123,15 +124,21 @@ def run_purge(
         planned = dead_letters.purge(selection, limit=limit, dry_run=True)
         if dry_run:
             _print_report(planned, "purged", dry_run=True)
+            if erase:
+                _say_erased(dead_letters.erase(dry_run=True, also_handled=planned.places), "would be deleted")
             return
         if not yes:
             _require_meant(planned, erase=erase)
-        # No more than those that the question was about.
-        report = dead_letters.purge(selection, limit=planned.letters, comment=comment, on_progress=progress.report)
+        # Those that the question was about, and no others that have come since.
+        asked = LetterSelection(places=frozenset(planned.places))
+        report = dead_letters.purge(asked, comment=comment, on_progress=progress.report)
         _print_report(report, "purged", dry_run=False)
         if erase:
-            erased = sum(dead_letters.erase().values())
-            say(f"{counted(erased, 'offset')} of the dead-letter topic deleted")
+            _say_erased(dead_letters.erase(), "deleted")
+
+
+def _say_erased(erased: Mapping[int, int], done: str) -> None:
+    say(f"{counted(sum(erased.values()), 'offset')} of the dead-letter topic {done}")
 
 
 class _Progress:
@@ -275,7 +282,6 @@ def _text(value: bytes | None, bytes_max: int) -> str:
     else:
         found = head.decode(errors="ignore")
         head = found.encode()
-        # A terminal would obey other characters.
-        text = "".join(one if one.isprintable() or one in "\n\t" else f"\\x{ord(one):02x}" for one in found)
+        text = visible(found, kept="\n\t")
     left = len(value) - len(head)
     return f"{text} ... {counted(left, 'byte')} more" if left else text

@@ -103,14 +103,20 @@ def read_text(operation: str | None) -> str:
     """Return the argument, or the text of standard input.
 
     Raises:
-        Invalid: There is neither an argument nor piped input.
+        Invalid: There is neither an argument nor piped input, or it is not UTF-8.
     """
-    if operation not in (None, "-"):
-        return operation or ""
-    if sys.stdin.isatty():
+    if operation is not None and operation != "-":
+        found = operation.encode(errors="surrogateescape")  # as Python has decoded what is no UTF-8
+    elif sys.stdin.isatty():
         message = "give an operation as JSON, or pipe it in; `popstream ops --example pop` shows one"
         raise Invalid(message)
-    return sys.stdin.read()
+    else:
+        found = sys.stdin.buffer.read()
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        message = f"the operations are not UTF-8: {error.reason} at byte {error.start}"
+        raise Invalid(message) from error
 
 
 def _decoded(line: str, number: int) -> object:
@@ -125,7 +131,7 @@ def _explained(error: msgspec.ValidationError, fields: object) -> str:
     kind = fields.get("type") if isinstance(fields, dict) else None
     if kind is None:
         return f"{error}; an operation is a JSON object with `type`, `topic` and `queue_id`"
-    if kind not in COMMAND_TYPES:
+    if not isinstance(kind, str) or kind not in COMMAND_TYPES:
         return f"there is no type {kind!r}, only {', '.join(COMMAND_TYPES)}"
     return f"{error}; `popstream ops --example {kind}` shows a valid one"
 

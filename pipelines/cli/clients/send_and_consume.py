@@ -16,7 +16,8 @@ from pipelines.bytes_as_json import bytes_fields
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted
 from pipelines.cli.target import Target
-from popstream import Consumer, Message, NotDeclared, Producer, SendResult
+from pipelines.cli.visible import visible
+from popstream import Consumer, Message, NotDeclared, PopstreamError, Producer, SendResult
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["printable", "require_topic", "run_consume", "run_send"]
@@ -47,19 +48,21 @@ def run_send(
     if create:
         create_message_topic(target.connection, topic, create)
     require_topic(target, topic)
-    count = 0
-    waiting: list[Future[SendResult]] = []
-    producer = Producer(**target.client_options("send"), dispatch=True)
-    with _lines_of(file) as lines, producer:
-        for line in lines:
-            waiting.append(producer.send(topic, line, queue_id=queue_id, tag=tag, deliver_at=deliver_at_ms))
-            count += 1
-            if len(waiting) == UNCONFIRMED_MAX:
-                _confirm(waiting)
-        _confirm(waiting)
-        producer.flush()
+    sent = _Sent()
+    try:
+        producer = Producer(**target.client_options("send"), dispatch=True)
+        with _lines_of(file) as lines, producer:
+            for line in lines:
+                sent.add(producer.send(topic, line, queue_id=queue_id, tag=tag, deliver_at=deliver_at_ms))
+            sent.confirm()
+            producer.flush()
+    except (PopstreamError, KeyboardInterrupt):
+        if sent.count:
+            say(f"of {counted(sent.count, 'message')} {sent.written_count:,} are known to be in {topic}")
+        raise
     is_later = deliver_at_ms is not None and deliver_at_ms > time.time() * 1000
-    say(f"{counted(count, 'message')} sent to {topic}, {'to be popped later' if is_later else 'ready to be popped'}")
+    ready = "to be popped later" if is_later else "ready to be popped"
+    say(f"{counted(sent.count, 'message')} sent to {topic}, {ready}")
 
 
 def run_consume(
@@ -97,7 +100,7 @@ def run_consume(
 def printable(message: Message, *, as_json: bool) -> str:
     """Return a message as one line."""
     if not as_json:
-        return _text(message.value).replace("\n", "\\n").replace("\r", "\\r")
+        return visible(_text(message.value), kept="\t")
     fields: dict[str, Any] = {
         "topic": message.topic,
         "queue_id": message.queue_id,
@@ -116,6 +119,38 @@ def printable(message: Message, *, as_json: bool) -> str:
         **bytes_fields("value", message.value),
     }
     return msgspec.json.encode(fields).decode()
+
+
+class _Sent:
+    """The messages that were handed to a producer, of which few are without a result.
+
+    Attributes:
+        count: All of them.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._confirmed_count = 0
+        self._waiting: list[Future[SendResult]] = []
+
+    def add(self, future: Future[SendResult]) -> None:
+        """Count a message, and confirm those before it if they are many. Raises the errors of `confirm`."""
+        self.count += 1
+        self._waiting.append(future)
+        if len(self._waiting) == UNCONFIRMED_MAX:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Wait for all results. Raises the error of the first message that is not written."""
+        for future in self._waiting:
+            future.result()
+        self._confirmed_count += len(self._waiting)
+        self._waiting.clear()
+
+    @property
+    def written_count(self) -> int:
+        """How many are known to be written."""
+        return self._confirmed_count + sum(one.done() and one.exception() is None for one in self._waiting)
 
 
 class _Progress:
@@ -213,12 +248,6 @@ def _lines_of(file: Path | None) -> Iterator[Iterator[bytes]]:
         raise Invalid(message, subject=str(file)) from error
     with opened:
         yield (line.rstrip(b"\r\n") for line in opened)
-
-
-def _confirm(waiting: list[Future[SendResult]]) -> None:
-    for future in waiting:
-        future.result()
-    waiting.clear()
 
 
 def _text(value: bytes | None) -> str:

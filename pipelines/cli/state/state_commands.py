@@ -45,6 +45,9 @@ def status(
     """
     from pipelines.control.messages import StatusRequest
 
+    if ready and as_json:
+        message = "--ready prints no JSON: its exit code says it"
+        raise Invalid(message)
     request = StatusRequest(group=lane, topic=topic, limit=limit)
     if checkpoint is not None:
         from pipelines.cli.cluster.read_checkpoint import run_status_of_checkpoint
@@ -97,6 +100,8 @@ def queue(
     from popstream.wire.key_hash import key_hash
 
     if rebuild_from is not None:
+        if as_json:
+            raise Invalid("--rebuild-from prints no JSON: it shows nothing of the queue")
         if checkpoint is not None:
             raise Invalid("a job on a cluster builds all queues again, and not one: start it with a new --checkpoint")
         run_rebuild(job.place(), topic, queue_id, rebuild_from)

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 
 from pipelines.cli.exits import say
+from pipelines.cli.printing import new_console
 from pipelines.cli.tables.query_options import Output
+from pipelines.cli.visible import visible
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["QueryResult", "print_result", "write_parquet"]
@@ -100,7 +101,7 @@ def write_parquet(result: QueryResult, file: Path) -> int:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    console = Console(highlight=False, markup=False)
+    console = new_console(markup=False)
     widths = [max(map(cell_len, cells)) + EDGES_PER_COLUMN for cells in zip(columns, *rows, strict=True)]
     if console.is_terminal and sum(widths) >= console.width:
         _print_vertically(columns, rows)
@@ -117,7 +118,7 @@ def _print_vertically(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     for number, row in enumerate(rows, 1):
         print(f"── row {number:,} ".ljust(width + 2, "─"))
         for name, value in zip(columns, row, strict=True):
-            print(f"{name:<{width}}  {value}".rstrip())
+            print(visible(f"{name:<{width}}  {value}".rstrip(), kept="\n\t"))
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - any value of an engine

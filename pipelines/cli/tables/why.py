@@ -9,6 +9,7 @@ import msgspec
 from pipelines.cli.exits import say
 from pipelines.cli.tables.message_place import Place, place_of_message_id
 from pipelines.cli.target import JobPlace
+from pipelines.cli.visible import visible
 from pipelines.explain.message_rows import read_message_rows, require_known
 from pipelines.explain.story import story_of, told
 from pipelines.explain.timeline import timeline_svg
@@ -48,7 +49,7 @@ def run_why(
     if as_json:
         print(msgspec.json.encode(story).decode())
     else:
-        print("\n".join(told(story, zone)))
+        print(*map(visible, told(story, zone)), sep="\n")
     if plot is not None:
         plot.write_text(timeline_svg(story, zone), encoding="utf-8")
         say(f"the time line is in {plot}")

@@ -110,6 +110,26 @@ def test_errors_are_those_of_a_producer(kafka: MemoryKafka) -> None:
     asyncio.run(main())
 
 
+def test_a_second_close_does_nothing_and_nothing_is_sent_after_the_first(kafka: MemoryKafka) -> None:
+    async def main() -> None:
+        async with make(kafka, batch_max_delay_ms=30_000) as producer:
+            await producer.send("orders", b"one")
+            await producer.close()
+            await producer.close()
+            for topic in ("orders", "unknown"):
+                with pytest.raises(ClientClosed):
+                    await producer.send(topic, b"late")
+            with pytest.raises(ClientClosed):
+                await producer.flush()
+        never_opened = make(kafka)
+        await never_opened.close()
+        with pytest.raises(ClientClosed):
+            await never_opened.open()
+
+    asyncio.run(main())
+    assert values(kafka) == [b"one"]
+
+
 def test_a_block_that_raises_flushes_and_raises(kafka: MemoryKafka) -> None:
     async def main() -> None:
         async with make(kafka, batch_max_delay_ms=30_000) as producer:

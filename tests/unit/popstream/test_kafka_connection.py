@@ -177,3 +177,10 @@ def test_the_file_may_name_the_servers(secured: KafkaConnection, tmp_path: Path)
     empty.write_text("")
     with pytest.raises(Invalid, match=r"names no servers: add bootstrap\.servers, or give --bootstrap-servers"):
         chosen_connection("", empty)
+
+
+def test_the_text_of_client_settings_has_no_secrets() -> None:
+    settings = ClientSettings(bootstrap_servers="kafka:9092", client_id="c", kafka={"sasl_plain_password": SECRET})
+    assert SECRET not in repr(settings)
+    assert "client_id='c'" in repr(settings)
+    assert "kafka=['sasl_plain_password']" in repr(settings)

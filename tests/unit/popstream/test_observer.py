@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from popstream import AsyncConsumer, Message, Observed, Observer, RenewalPolicy, Settled
+from popstream import AsyncConsumer, Message, Observed, Observer, OutgoingMessage, RenewalPolicy, Settled
 from popstream.prometheus import PrometheusMetrics
 from popstream.testing.memory_job import MemoryJob
 from tests.support.threads import eventually, in_thread
@@ -157,6 +157,28 @@ def test_each_call_of_a_coroutine_is_seen(job: MemoryJob) -> None:
 
     asyncio.run(main())
     assert sorted(seen.handled) == [([offset], "ok") for offset in range(10)]
+
+
+class AddsText(Observer):
+    """Adds a header that Kafka does not take."""
+
+    def sending(self, client_id: str, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> None:  # noqa: ARG002
+        headers.append(("trace", "text"))  # type: ignore[arg-type]
+
+
+class AddsBytes(Observer):
+    def sending(self, client_id: str, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> None:  # noqa: ARG002
+        headers.append(("span", b"7"))
+
+
+def test_a_header_that_cannot_be_sent_harms_no_message(job: MemoryJob, caplog: pytest.LogCaptureFixture) -> None:
+    job.write("tea", 0, [])
+    with job.producer(observers=[AddsText(), AddsBytes()]) as producer:
+        producer.send_and_wait("tea", b"earl grey", queue_id=0)
+    with job.consumer("billing") as consumer:
+        (message,) = consumer.pop("tea").messages
+    assert [header for header in message.headers if header[0] in ("trace", "span")] == [("span", b"7")]
+    assert "header 'trace' must be a name and bytes, not str" in caplog.text
 
 
 def test_prometheus_gets_counters_gauges_and_histograms(job: MemoryJob) -> None:

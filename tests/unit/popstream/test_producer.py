@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.future import Future as KafkaFuture
 
 from popstream import ClientClosed, NotDispatched, OutgoingMessage, Producer, Transport, tag_hash
+from popstream.send import dispatch_requests
 from popstream.send.dispatch_requests import Dispatcher, still_to_dispatch
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic
@@ -208,6 +211,13 @@ def test_what_kafka_refuses_is_told_by_the_future(producer: Producer, kafka: Fak
         producer.send("orders", b"v").result(60)
 
 
+def test_no_two_results_share_a_lock(producer: Producer) -> None:
+    """`concurrent.futures.wait` acquires the locks of all its futures, in an order of its own."""
+    one, other = producer.send("orders", b"1", queue_id=0), producer.send("orders", b"2", queue_id=0)
+    assert one._condition is not other._condition
+    assert concurrent.futures.wait([one, other], 60).not_done == set()
+
+
 def test_a_closed_producer_sends_nothing(kafka: FakeKafkaProducer) -> None:
     producer = Producer("nowhere", kafka_producer=kafka, job_types=lambda _: None)
     producer.close()
@@ -236,6 +246,43 @@ def test_a_dispatch_too_far_ahead_is_tried_again_until_it_fits(job: MemoryJob, t
         job.send(Dispatch(v=1, topic="orders", queue_id=0, ranges=[WrittenRange(first, first + 999_999)]))
     dispatcher.flush(15)
     assert commit_position(job) == 5_000_001
+    dispatcher.close()
+
+
+class Refuses:
+    """A transport whose job answers each dispatch with the next reason, while there is one."""
+
+    def __init__(self, transport: Transport, reasons: list[Reason]) -> None:
+        self.settings = transport.settings
+        self.reasons = reasons
+
+    def submit(self, command: Any) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        is_dispatch = isinstance(command, Dispatch)
+        reason = self.reasons.pop(0) if is_dispatch and self.reasons else Reason.OK
+        future.set_result(
+            Answer(op_id="o", type="dispatch", code=0, reason=reason, applied=True, topic="t", queue_id=0, now_ms=0)
+        )
+        return future
+
+
+def test_the_pause_grows_with_each_dispatch_that_must_be_sent_again(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[int] = []
+
+    def back_off_s(count: int, **_: float) -> float:
+        failures.append(count)
+        return 0.001
+
+    monkeypatch.setattr(dispatch_requests, "back_off_s", back_off_s)
+    reasons = [Reason.AHEAD_OF_WINDOW, Reason.QUOTA_EXCEEDED, Reason.TOPIC_NOT_EXIST, Reason.OK, Reason.QUOTA_EXCEEDED]
+    refuses: Any = Refuses(transport, reasons)
+    dispatcher = dispatcher_on(refuses, [TOPIC])
+    for offset in (0, 1):
+        dispatcher.written("orders", 0, offset, 0)
+        dispatcher.flush(60)
+    assert failures == [1, 2, 3, 1]
     dispatcher.close()
 
 

@@ -23,6 +23,7 @@ from pipelines.cli.target import Target
 from popstream import Transport
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.command import ForgetLane
+from popstream.wire.reason import Reason
 
 __all__ = ["LoadReport", "new_plan", "run_perf"]
 
@@ -235,8 +236,9 @@ def _clean_up(plan: Plan, *, delete_topic: bool) -> None:
                 for group in plan.groups
                 for queue_id in range(plan.queues)
             ]
-            for future in futures:
-                future.result()
+            refused = {answer.reason for future in futures if (answer := future.result()).reason is not Reason.OK}
+        if refused:
+            say(f"lanes of the load are left: the job refuses to forget them: {', '.join(sorted(refused))}")
         if delete_topic:
             with open_admin(plan.target.connection) as admin:
                 admin.delete(plan.topic)

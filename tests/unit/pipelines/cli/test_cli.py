@@ -11,13 +11,15 @@ import stat
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import msgspec
 import pytest
 import structlog
 import typer
+from kafka.errors import MessageSizeTooLargeError
+from kafka.future import Future as KafkaFuture
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -31,13 +33,14 @@ from pipelines.build_consume_queue.queue_view import FoundUnit
 from pipelines.cli.app import app, main
 from pipelines.cli.clients import send_and_consume
 from pipelines.cli.clients.ops import EXAMPLES, read_operations
-from pipelines.cli.clients.send_and_consume import printable
+from pipelines.cli.clients.send_and_consume import printable, run_send
 from pipelines.cli.exits import Group, interrupt
 from pipelines.cli.options import load_settings
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.state.status import _print as print_status
 from pipelines.cli.state.status import _require_found
 from pipelines.cli.tables.spark_query import require_reading
+from pipelines.cli.target import Target
 from pipelines.control.answers import JobAnswers
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
@@ -109,6 +112,12 @@ def test_each_command_has_help(command: str) -> None:
         (("ops", "--example", "pap"), "there is no type 'pap', only declare, policy"),
         (("query", "drop table operations"), "only queries are run here"),
         (("query", "select 1"), "there are no tables in var/job/delta"),
+        (("query", "select 1", "--at", "99999999999999999"), "is not a time of the years 1 to 9999"),
+        (("query", "select 1", "--at", "²"), "'²' is not a time"),
+        (("report", "--since", "99999999999h"), "is not a time of the years 1 to 9999"),
+        (("report", "--since", "9" * 400 + "h"), "is longer than there is time"),
+        (("status", "--ready", "--json"), "--ready prints no JSON"),
+        (("queue", "orders", "--queue", "0", "--rebuild-from", "0", "--json"), "--rebuild-from prints no JSON"),
         (("query", "select 1", "--csv", "--json"), "choose one of --csv and --json"),
     ],
 )
@@ -125,6 +134,7 @@ def test_wrong_options_are_refused_in_clear_words(arguments: tuple[str, ...], wo
         ("", "no operation is given"),
         ("{nope", "line 1 is not JSON"),
         ('{"type":"pap"}', "operation 1: there is no type 'pap', only declare, policy"),
+        ('{"type":[]}', "operation 1: there is no type [], only declare, policy"),
         ("[1]", "operation 1: "),
         (POP.replace('"group":"g",', ""), "missing required field `group`; `popstream ops --example pop` shows"),
         (POP.replace("orders", "o").replace("}", ',"x":1}'), "unknown field `x`"),
@@ -135,6 +145,13 @@ def test_invalid_operations_are_refused_before_anything_is_sent(text: str, words
     result = run("ops", "-", text=text)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_operations_that_are_not_utf8_are_refused() -> None:
+    result = CliRunner().invoke(app, ["ops", "-"], input=b'{"type":"\xff"}')
+    assert (result.exit_code, "not UTF-8: invalid start byte at byte 9" in result.stderr) == (2, True)
+    result = run("ops", '{"type":"\udcff"}')  # as Python reads an argument with this byte
+    assert (result.exit_code, "not UTF-8: invalid start byte at byte 9" in result.stderr) == (2, True)
 
 
 def test_every_type_has_an_example_that_is_an_operation() -> None:
@@ -288,6 +305,13 @@ def test_all_invalid_settings_are_reported_at_once_without_secrets(
     assert "very secret" not in str(caught.value)
 
 
+def test_a_variable_that_is_not_json_is_named_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPSTREAM_HANDLE_KEYS", "very secret")
+    with pytest.raises(Invalid) as caught:
+        load_settings(None)
+    assert caught.value.details == ("handle_keys (from POPSTREAM_HANDLE_KEYS): it is not JSON",)
+
+
 def test_keys_are_read_with_their_ends_and_the_only_one_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "popstream.toml"
     file.write_text(
@@ -413,6 +437,8 @@ def test_a_message_is_one_line_whatever_it_holds() -> None:
         next_visible_time_ms=5,
     )
     assert printable(message, as_json=False) == r"one\ntwo\xff"
+    obeyed = msgspec.structs.replace(message, value=b"a\tb\x1b]0;c\x07")
+    assert printable(obeyed, as_json=False) == "a\tb\\x1b]0;c\\x07"
     fields = msgspec.json.decode(printable(message, as_json=True))
     assert (fields["value_base64"], fields["key"], fields["handle"]) == ("b25lCnR3b/8=", None, "1.A")
     assert fields["headers"] == [["h", "v"], ["empty", None]]
@@ -452,6 +478,34 @@ def test_send_says_when_to_deliver(
     monkeypatch.setattr("pipelines.cli.clients.message_commands.time.time", lambda: 1_000_000.0)
     assert run("send", "orders", *options).exit_code == 0
     assert asked["deliver_at_ms"] == deliver_at_ms
+
+
+class FailsAtThree(MemoryKafka):
+    """Refuses the third message."""
+
+    def send(self, topic: str, **record: Any) -> KafkaFuture:
+        if record["value"] == b"3":
+            raise MessageSizeTooLargeError
+        return super().send(topic, **record)
+
+
+def test_a_send_that_fails_says_how_many_messages_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(send_and_consume, "require_topic", lambda *_: None)
+    monkeypatch.setattr(send_and_consume, "UNCONFIRMED_MAX", 2)
+    job = MemoryJob()
+    kafka = FailsAtThree(job, partitions=1)
+    monkeypatch.setattr(
+        send_and_consume,
+        "Producer",
+        lambda **_: Producer("memory", kafka_producer=kafka, job_types=lambda _: None, auto_batch=False),
+    )
+    (tmp_path / "lines").write_bytes(b"1\n2\n3\n")
+    target = Target(KafkaConnection("kafka:9092"), "popstream")
+    with pytest.raises(Invalid):
+        run_send(target, "orders", tmp_path / "lines", queue_id=0, tag=None, deliver_at_ms=None, create=0)
+    assert capsys.readouterr().err == "popstream: of 3 messages 2 are known to be in orders\n"
 
 
 def test_send_takes_one_time_of_delivery() -> None:

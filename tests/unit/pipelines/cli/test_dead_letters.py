@@ -114,6 +114,31 @@ def test_an_interrupted_redrive_says_that_it_goes_on(
     assert capsys.readouterr().err == "popstream: stopped after 500 dead letters; the same command goes on\n"
 
 
+@pytest.mark.usefixtures("job")
+def test_a_dry_run_says_what_would_be_erased(capsys: pytest.CaptureFixture[str]) -> None:
+    purge(dry_run=True, erase=True)
+    assert capsys.readouterr().err.splitlines() == [
+        "popstream: 3 dead letters would be purged",
+        "popstream: 3 offsets of the dead-letter topic would be deleted",
+    ]
+
+
+def test_only_the_letters_of_the_question_are_purged(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody thinks about it, another one handles one of them, and two come."""
+
+    def think(*_: object, **__: object) -> bool:
+        job.dead_letters().purge(LetterSelection(places=frozenset([(0, 1)])))
+        job.write("orders", 0, [b"4", b"5"])
+        with job.consumer("baristas") as consumer:
+            consumer.reject(consumer.pop("orders").messages, "no milk")
+        return True
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(typer, "confirm", think)
+    purge()
+    assert [letter.place for letter in job.dead_letters().list()] == ["0/3", "0/4"]
+
+
 def test_nothing_is_purged_that_was_not_meant(
     job: MemoryJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import threading
+from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from pipelines.cli.clients.perf import run_perf
 from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts, quantiles_of, seconds_between
 from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN, made_value, read_value
@@ -19,6 +23,7 @@ from pipelines.cli.clients.perf.run_perf import new_plan
 from pipelines.cli.target import Target
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing import MemoryJob
+from popstream.wire.reason import Reason
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -128,3 +133,17 @@ def test_quantiles() -> None:
     }
     assert quantiles_of([]) is None
     assert seconds_between([counts()]) == 0
+
+
+@pytest.mark.parametrize(("reason", "said"), [(Reason.OK, ""), (Reason.NO_PERMISSION, "NO_PERMISSION")])
+def test_lanes_that_the_job_does_not_forget_are_said(
+    reason: Reason, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = SimpleNamespace(reason=reason)
+    done: Future[Any] = Future()
+    done.set_result(answer)
+    transport = SimpleNamespace(submit=lambda _: done)
+    monkeypatch.setattr(run_perf, "Transport", lambda _: nullcontext(transport))
+    run_perf._clean_up(plan_of(), delete_topic=False)
+    shown = capsys.readouterr().err
+    assert (said in shown, bool(shown)) == (True, bool(said))

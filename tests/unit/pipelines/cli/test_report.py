@@ -74,6 +74,8 @@ def test_it_has_a_name_by_itself_and_replaces_the_one_before(folder: Path, tmp_p
         (("--lane", "g", "or/de/rs"), "is no place"),
         (("--lane", "other", "orders/0"), "the group other has never read orders/0; groups that have: g"),
         (("--lane", "g", "orders/7"), "the group g has never read orders/7; no group has"),
+        (("--lane", "g", "orders/0", "--group", "a"), "the lane g orders/0 is not one of the group a"),
+        (("--lane", "g", "orders/0", "--topic", "a"), "the lane g orders/0 is not one of the topic a"),
         (("--group", "other"), "the tables know no group other; they know g"),
         (("--topic", "other"), "the tables know no topic other; they know orders"),
         (("--since", "2030-01-01"), "they know from 2026-11-21 12:00:00 to 2026-11-21 12:00:06, UTC"),

@@ -45,6 +45,12 @@ def test_each_lease_is_a_bar_and_each_ack_a_mark() -> None:
     assert (len(of_class(svg, "refused")), len(of_class(svg, "after"))) == (2, 1)
 
 
+def test_a_client_with_control_characters_leaves_the_picture_readable() -> None:
+    history = KernelHistory()
+    history.pop(1, "a\x1b[31m\x00")
+    assert "a\ufffd[31m\ufffd" in "".join(drawn(history).itertext())
+
+
 def test_it_fits_any_width_and_follows_the_colours_of_the_system() -> None:
     svg = drawn(slow_then_done())
     assert (svg.get("width"), svg.get("viewBox")) == ("100%", None)

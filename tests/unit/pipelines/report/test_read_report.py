@@ -14,6 +14,8 @@ from broker_state.audit import ERA_ENDING_KINDS
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.explain.message_events import EventKind
+from pipelines.report import lane_pops, listed
+from pipelines.report.page import report_page
 from pipelines.report.read_report import read_report
 from pipelines.report.report_data import Lane, Quantiles, Scope
 from pipelines.report.report_tables import open_tables
@@ -215,6 +217,28 @@ def test_the_pops_of_a_lane_have_what_became_of_them(tmp_path: Path) -> None:
     assert (leases.pops[-1].messages, leases.pops[-1].until_ms) == (3, NOON_MS + 72_000)
 
 
+@pytest.mark.parametrize(
+    ("rows_max", "epochs_from_last"),
+    [(4, [1]), (7, [2, 1]), (1, [])],
+)
+def test_of_more_rows_than_are_read_the_last_pops_are_shown_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int, epochs_from_last: list[int]
+) -> None:
+    """Each pop has three rows."""
+    history = KernelHistory()
+    for at_s in (10, 20, 30):
+        handle = history.pop(at_s, "a", 2)
+        for number in (0, 1):
+            history.ack(at_s + 1 + number, "a", handle, offset=number + at_s // 5 - 2)
+    monkeypatch.setattr(lane_pops, "_ROWS_MAX", rows_max)
+    leases = report_of(saved(tmp_path, history), lane=Lane("g", "orders", 0)).leases
+    assert leases is not None
+    assert leases.count == 3
+    last = max((pop.epoch for pop in leases.pops), default=0)
+    assert [last + 1 - pop.epoch for pop in leases.pops] == epochs_from_last
+    assert all([event.kind for event in pop.events] == [EventKind.ACKED] * 2 for pop in leases.pops)
+
+
 @pytest.mark.parametrize("kind", [ResetOffset, ForgetLane])
 def test_a_lane_that_is_reset_holds_nothing(tmp_path: Path, kind: type[ResetOffset | ForgetLane]) -> None:
     history = KernelHistory()
@@ -227,6 +251,21 @@ def test_a_lane_that_is_reset_holds_nothing(tmp_path: Path, kind: type[ResetOffs
     assert [facts.in_flight for facts in report.lanes] == [2]
     assert report.leases is not None
     assert [event.kind for event in report.leases.pops[0].events] == [EventKind.RESET]
+
+
+def test_of_many_kinds_of_refusals_it_says_how_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = "LIMIT 20"
+    for name in ("_REFUSALS", "_REJECTED"):
+        assert shown in getattr(listed, name)
+        monkeypatch.setattr(listed, name, getattr(listed, name).replace(shown, "LIMIT 1"))
+    history = KernelHistory()
+    stale = history.pop(1, "a")
+    history.pop(32, "b")
+    history.ack(33, "a", stale)
+    history.reject(34, "a", stale, 0, "late")
+    report = report_of(saved(tmp_path, history))
+    assert (len(report.refusals), report.totals.refusal_kinds) == (1, 2)
+    assert "the first 1 of 2 kinds" in report_page(report, UTC)
 
 
 def test_a_history_that_was_cut_says_so_and_counts_what_was_in_flight(tmp_path: Path) -> None:

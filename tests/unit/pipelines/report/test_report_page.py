@@ -118,6 +118,12 @@ def test_texts_of_others_stay_texts(report: Report) -> None:
     assert any(FAILURES[2] in each for each in page.texts)
 
 
+def test_characters_that_a_page_may_not_have_are_replaced(report: Report) -> None:
+    text = report_page(msgspec.structs.replace(report, name="a\x1b]0;b\x07"), UTC)
+    assert "a\ufffd]0;b\ufffd" in text
+    assert not {"\x1b", "\x07"} & {*text}
+
+
 def test_numbers_of_the_summary_are_those_of_the_report(report: Report) -> None:
     texts = Page(report_page(report, UTC)).texts
     found = {texts[number]: texts[number + 1] for number in reversed(range(len(texts) - 1))}

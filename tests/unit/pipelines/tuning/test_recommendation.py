@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import duckdb
 import pytest
 
-from pipelines.tuning.lease_figures import AckDelays, Attempts, ClientRate, Figures
+from pipelines.tuning.lease_figures import AckDelays, Attempts, ClientRate, Figures, figures_of
 from pipelines.tuning.recommendation import Recommendation, recommendations
 
 
@@ -96,3 +97,23 @@ def test_a_prefetch_is_done_when_half_of_the_lease_is_over(per_s: float, propose
 def test_no_busy_client_gives_no_prefetch() -> None:
     found = advice("prefetch")
     assert (found.proposed, "no client has acked 100 messages" in found.why) == (None, True)
+
+
+def test_the_slowest_client_is_that_with_the_fewest_messages_a_second_whatever_its_number_of_acks() -> None:
+    """Of a client with one ack nothing is known: how long it took for it."""
+    with duckdb.connect() as tables:
+        tables.execute("CREATE TABLE operations (handle_before TEXT, handle_after TEXT, queue_id INT, reason TEXT,"
+                       ' "group" TEXT, topic TEXT, kind TEXT, first_offset INT, last_offset INT, now_ms BIGINT,'
+                       " deadline_after_ms BIGINT)")  # fmt: skip
+        tables.execute(
+            "CREATE TABLE deliveries AS WITH acks AS ("
+            " SELECT 'fast' AS client_id, i AS first_offset, i AS last_offset, i * 20 AS at_ms FROM range(101) AS t(i)"
+            " UNION ALL SELECT 'slow', i + 1_000, i + 1_000, i * 100 FROM range(2_000) AS t(i)"
+            " UNION ALL SELECT 'once', 5_000, 5_200, 7 FROM range(1) AS t(i))"
+            """ SELECT *, 'g' AS "group", 't' AS topic, 0 AS queue_id, 'acked' AS step, 'ack' AS cause, 1 AS attempt,"""
+            " 0 AS epoch, at_ms + 30_000 AS deadline_ms FROM acks"
+            " UNION ALL SELECT 'fast', 0, 9_999, 0, 'g', 't', 0, 'leased', 'pop', 1, 0, 30_000"
+        )
+        found = figures_of(lambda sql: iter(tables.execute(sql).fetchall()), "g", "t", None).slowest
+    assert found is not None
+    assert (found.client_id, found.messages, found.per_s, found.clients) == ("slow", 2_000, 10.0, 2)

@@ -12,7 +12,7 @@ import pytest
 from popstream import DeadLetters, Invalid, LetterSelection, Reject
 from popstream.dead_letters import handling_run, letter_reader
 from popstream.dead_letters.letter import Letter, parse_place
-from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedError
+from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedError, LogBounds
 from popstream.payload.payloads import Payload
 from popstream.testing import MemoryJob, run_handler
 from popstream.testing._memory_letters import MemoryLetterTopics, MemoryLetterWriter
@@ -238,6 +238,32 @@ def test_the_next_redrive_dispatches_what_a_killed_one_has_committed(job: Memory
     assert topics.dispatched == [{("orders", 0): [(2, 3)]}]
 
 
+class Gone(OtherTopics):
+    """The topic `old` was deleted."""
+
+    def dispatch(self, sent: object) -> None:
+        super().dispatch(sent)
+        assert isinstance(sent, dict)
+        for topic, _ in sent:
+            if topic == "old":
+                message = "topic old cannot be described: it does not exist"
+                raise Invalid(message)
+
+
+def test_a_topic_that_was_deleted_since_an_earlier_redrive_keeps_no_other_back(
+    job: MemoryJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    for topic in ("orders", "old", "bills"):
+        give_up(job, [b"1"], topic=topic)
+    DeadLetters("memory", topics=OtherTopics(job, MemoryLetterWriter(job))).redrive()
+    give_up(job, [b"2"])
+    topics = Gone(job, MemoryLetterWriter(job))
+    assert DeadLetters("memory", topics=topics).redrive().letters == 1
+    dispatched = [queue for sent in topics.dispatched for queue in sent]
+    assert dispatched == [("orders", 0), ("old", 0), ("bills", 0), ("orders", 0)]
+    assert "old/0 is not dispatched: topic old cannot be described" in caplog.text
+
+
 class Killed(MemoryLetterWriter):
     """Commits a number of transactions, and no more."""
 
@@ -265,14 +291,51 @@ def test_what_was_stopped_goes_on_where_it_ended(job: MemoryJob, monkeypatch: py
     assert popped(job, "baristas") == [b"%d" % number for number in range(count)]
 
 
+class LostSight(MemoryLetterTopics):
+    """From the moment when the writer opens, Kafka does not know the topic of handled letters."""
+
+    is_lost = False
+
+    def bounds(self, topic: str) -> dict[int, LogBounds]:
+        return {} if topic == HANDLED and self.is_lost else super().bounds(topic)
+
+    def writer(self) -> MemoryLetterWriter:
+        self.is_lost = True
+        return super().writer()
+
+
+def test_nothing_is_sent_while_what_was_handled_cannot_be_read(job: MemoryJob) -> None:
+    give_up(job, [b"mocha"])
+    job.dead_letters().redrive()
+    topics = LostSight(job)
+    dead_letters = DeadLetters("memory", topics=topics)
+    with pytest.raises(Invalid, match=f"there is no topic {HANDLED}: a job of this version"):
+        dead_letters.redrive()
+    assert len(job.payloads.queue("orders", 0)) == 2
+    with pytest.raises(Invalid, match="there is no topic"):
+        dead_letters.purge(dry_run=True)
+
+
+def test_letters_of_a_job_without_a_topic_for_what_is_handled_can_be_read(job: MemoryJob) -> None:
+    give_up(job, [b"mocha"])
+    topics = LostSight(job)
+    topics.is_lost = True
+    assert values(DeadLetters("memory", topics=topics).list()) == [b"mocha"]
+
+
 def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJob) -> None:
     give_up(job, [b"1", b"2", b"3"])
     dead_letters = job.dead_letters()
-    dead_letters.purge(LetterSelection(reason="[13]"))
+    planned = dead_letters.purge(LetterSelection(reason="[13]"), dry_run=True)
+    assert dead_letters.erase(dry_run=True) == {}
+    assert dead_letters.erase(dry_run=True, also_handled=planned.places) == {0: 1}
+    dead_letters.purge(LetterSelection(places=frozenset(planned.places)))
     assert dead_letters.erase() == {0: 1}
     assert values(dead_letters.list(handled=True)) == [b"2", b"3"]
     dead_letters.redrive()
-    assert dead_letters.erase() == {0: 3}
+    assert dead_letters.erase(dry_run=True) == {0: 2}
+    assert dead_letters.erase() == {0: 2}
+    assert dead_letters.erase() == {}
     assert values(dead_letters.list(handled=True)) == []
 
 

@@ -148,6 +148,18 @@ def test_what_cannot_be_redriven_says_why() -> None:
         plan(letter_of(message()), queues=2)
 
 
+PRETENDED = [("popstream.gone", b"?"), ("popstream.too_large", b"?"), ("popstream.cause", b"handler: ?")]
+
+
+def test_a_sender_cannot_write_what_only_the_job_says() -> None:
+    rejected = msgspec.structs.replace(GIVEN_UP, reason="rejected", cause=None)
+    copied = copy_of(rejected, 10, message(*PRETENDED, ("trace", b"1")))
+    assert not {name for name, _ in PRETENDED} & {name for name, _ in copied.headers}
+    of_older_version = Payload(copied.key, copied.value, [*PRETENDED, *copied.headers], 9_000)
+    for letter in (letter_of(message(*PRETENDED, ("trace", b"1")), rejected), Letter.of(1, 5, of_older_version)):
+        assert (letter.cannot_redrive, letter.cause, letter.headers) == ("", None, [("trace", b"1")])
+
+
 def test_records_that_are_no_letters_are_told_apart() -> None:
     """They have no headers to be known by; what is recorded about one must not hide the others."""
     ids = {Letter.of(1, offset, Payload(None, b"v", [], 9_000)).letter_id for offset in range(3)}

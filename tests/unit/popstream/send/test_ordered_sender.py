@@ -89,7 +89,7 @@ def send(
     is_alone: bool = False,
 ) -> SendFuture:
     message = OutgoingMessage(topic="orders", value=value, key=key)
-    outgoing = Outgoing(message, SendFuture(threading.Condition()), 0, time.monotonic() + deadline_s)
+    outgoing = Outgoing(message, SendFuture(), 0, time.monotonic() + deadline_s)
     destination = Destination("orders", queue_id, True, None, True)
     sender.submit(destination, outgoing, is_waited=False, is_alone=is_alone)
     return outgoing.future
@@ -397,10 +397,9 @@ def test_closing_tells_every_sender(writer: Writer) -> None:
 
 
 def test_results_are_futures_like_others(sender: OrderedSender, writer: Writer) -> None:
-    """`SendFuture` has its own way to wait: several share a condition, so each must check whether it is done."""
+    """`SendFuture` has its own way to wait."""
     writer.holds = True
-    shared = threading.Condition()
-    futures = [SendFuture(shared) for _ in range(3)]
+    futures = [SendFuture() for _ in range(3)]
     for future in futures:
         outgoing = Outgoing(OutgoingMessage(topic="orders", value=b"v"), future, 0, time.monotonic() + WAIT_S)
         sender.submit(Destination("orders", 0, True, None, True), outgoing, is_waited=False)
