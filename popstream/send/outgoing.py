@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Destination", "Order", "Outgoing", "OutgoingMessage", "SendFuture", "is_in_order", "require_alike"]
 
-MESSAGE_BYTES = 512
+MESSAGE_BYTES = 608
 """Memory that CPython needs for a waiting message beside its bytes: its future, place in a batch, header."""
 
 

@@ -10,9 +10,11 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
@@ -23,9 +25,12 @@ from popstream.dead_letters.handling_run import TRANSACTION_LETTERS_MAX
 from popstream.dead_letters.kafka_letter_writer import CHUNK_LETTERS
 from popstream.kafka_connection import KafkaConnection
 from popstream.payload.redelivery import Redelivery
+from popstream.send.backfill import COMMITTED_S_MAX
+from popstream.topics.message_topics import TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of
+from popstream.wire.letter_handling import LetterHandling
 from tests.support.left_behind import end_offsets
 
 if TYPE_CHECKING:
@@ -188,6 +193,36 @@ def test_what_kafka_refuses_is_left_and_keeps_no_other_back(scene: Scene, count:
     assert scene.sent() == Counter(values)
     with scene.dead_letters() as dead_letters:
         assert [letter.value for letter in dead_letters.list()] == [large]
+
+
+def test_what_an_earlier_redrive_sent_to_a_topic_that_is_gone_keeps_no_other_back(scene: Scene) -> None:
+    """One was deleted, and one was made again, without records. No job runs, so nothing waits for its answer."""
+    empty = f"{scene.prefix}-empty"
+    create_message_topic(KafkaConnection(scene.servers), empty, 1)
+    fields: dict[str, Any] = {"v": 1, "action": "redriven", "at_ms": 1, "by": "anna", "call": "c", "group": GROUP}
+    producer = KafkaProducer(bootstrap_servers=scene.servers)
+    for number, topic in enumerate((f"{scene.prefix}-deleted", empty)):
+        place: dict[str, Any] = {"partition": 0, "kafka_offset": number, "queue_id": 0, "queue_offset": 0}
+        handling = LetterHandling(**fields, **place, topic=topic, to="group", sent=[(1, 2)])
+        producer.send(scene.topics.dead_letters_handled, msgspec.json.encode(handling), b"%032x" % number, partition=0)
+    producer.close()
+    scene.give_up([b"mocha"])
+    began_s = time.monotonic()
+    assert scene.redrive().letters == 1
+    assert scene.sent() == {b"mocha": 1}
+    assert time.monotonic() - began_s < COMMITTED_S_MAX
+
+
+def test_the_end_of_a_log_is_behind_what_is_not_committed(scene: Scene) -> None:
+    producer = KafkaProducer(bootstrap_servers=scene.servers, transactional_id=scene.prefix)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(scene.orders, b"mocha", partition=0).get(60)
+    with TopicReader(KafkaConnection(scene.servers), client_id="test") as reader:
+        assert reader.read([scene.orders])[scene.orders].bounds([0]) == {0: (0, 0)}
+        assert reader.written_end(scene.orders, 0) == 1
+    producer.abort_transaction()
+    producer.close()
 
 
 def test_erased_letters_are_gone_and_others_are_not(scene: Scene) -> None:
