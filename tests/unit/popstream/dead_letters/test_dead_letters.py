@@ -238,32 +238,6 @@ def test_the_next_redrive_dispatches_what_a_killed_one_has_committed(job: Memory
     assert topics.dispatched == [{("orders", 0): [(2, 3)]}]
 
 
-class Gone(OtherTopics):
-    """The topic `old` was deleted."""
-
-    def dispatch(self, sent: object) -> None:
-        super().dispatch(sent)
-        assert isinstance(sent, dict)
-        for topic, _ in sent:
-            if topic == "old":
-                message = "topic old cannot be described: it does not exist"
-                raise Invalid(message)
-
-
-def test_a_topic_that_was_deleted_since_an_earlier_redrive_keeps_no_other_back(
-    job: MemoryJob, caplog: pytest.LogCaptureFixture
-) -> None:
-    for topic in ("orders", "old", "bills"):
-        give_up(job, [b"1"], topic=topic)
-    DeadLetters("memory", topics=OtherTopics(job, MemoryLetterWriter(job))).redrive()
-    give_up(job, [b"2"])
-    topics = Gone(job, MemoryLetterWriter(job))
-    assert DeadLetters("memory", topics=topics).redrive().letters == 1
-    dispatched = [queue for sent in topics.dispatched for queue in sent]
-    assert dispatched == [("orders", 0), ("old", 0), ("bills", 0), ("orders", 0)]
-    assert "old/0 is not dispatched: topic old cannot be described" in caplog.text
-
-
 class Killed(MemoryLetterWriter):
     """Commits a number of transactions, and no more."""
 
