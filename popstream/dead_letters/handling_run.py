@@ -53,7 +53,7 @@ class LettersReport(msgspec.Struct, kw_only=True):
         left_count: Letters that could not be redriven. They stay as they were.
         left: The first 100 of them.
         letters_of: Letters that were redriven or purged, by (group, topic).
-        places: With `dry_run`, where the letters are.
+        places: With `dry_run`, where the letters are, by their ids.
     """
 
     call: str
@@ -63,7 +63,7 @@ class LettersReport(msgspec.Struct, kw_only=True):
     left_count: int = 0
     left: list[LetterLeft] = []
     letters_of: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
-    places: set[LetterPlace] = msgspec.field(default_factory=set)
+    places: dict[str, LetterPlace] = {}
 
 
 class HandlingCall(msgspec.Struct, frozen=True):
@@ -128,7 +128,7 @@ class HandlingRun:
         self._handled.read_on()
         for one in self._planned(letters, limit):
             self._count(one)
-            self.report.places.add((one.letter.partition, one.letter.kafka_offset))
+            self.report.places[one.letter.letter_id] = (one.letter.partition, one.letter.kafka_offset)
 
     def write(self, writer: LetterWriter, letters: Iterable[Letter], limit: int | None) -> None:
         """Handle those letters that nobody has handled, in their order. Raises the errors of `DeadLetters.redrive`."""

@@ -302,8 +302,8 @@ def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJo
     dead_letters = job.dead_letters()
     planned = dead_letters.purge(LetterSelection(reason="[13]"), dry_run=True)
     assert dead_letters.erase(dry_run=True) == {}
-    assert dead_letters.erase(dry_run=True, also_handled=planned.places) == {0: 1}
-    dead_letters.purge(LetterSelection(places=frozenset(planned.places)))
+    assert dead_letters.erase(dry_run=True, also_handled=planned.places.keys()) == {0: 1}
+    dead_letters.purge(LetterSelection(places=frozenset(planned.places.values())))
     assert dead_letters.erase() == {0: 1}
     assert values(dead_letters.list(handled=True)) == [b"2", b"3"]
     dead_letters.redrive()
@@ -311,6 +311,18 @@ def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJo
     assert dead_letters.erase() == {0: 2}
     assert dead_letters.erase() == {}
     assert values(dead_letters.list(handled=True)) == []
+
+
+def test_an_erasure_that_is_tried_knows_second_copies(job: MemoryJob) -> None:
+    give_up(job, [b"1"])
+    letters = job.payloads.queue("popstream.dead_letters", 0)
+    letters.append(letters[0])
+    dead_letters = job.dead_letters()
+    planned = dead_letters.purge(dry_run=True)
+    assert planned.duplicates == 1
+    assert dead_letters.erase(dry_run=True, also_handled=planned.places.keys()) == {0: 2}
+    with pytest.raises(ValueError, match="for a dry run"):
+        dead_letters.erase(also_handled=planned.places.keys())
 
 
 def test_what_a_newer_version_recorded_still_counts_as_handled(job: MemoryJob) -> None:
