@@ -164,14 +164,14 @@ class DeadLetters:
         run = HandlingRun(self._topics, call, lambda _: (), on_progress)
         return self._run(run, selection, limit, dry_run=dry_run)
 
-    def erase(self, *, dry_run: bool = False, also_handled: Collection[LetterPlace] = ()) -> dict[int, int]:
+    def erase(self, *, dry_run: bool = False, also_handled: Collection[str] = ()) -> dict[int, int]:
         """Delete the letters of each partition before the first one that nobody has handled.
 
         What became of them is still recorded, so that a restored job that writes one again does no harm.
 
         Args:
             dry_run: Delete nothing.
-            also_handled: Letters that count as handled, for a dry run: those that a purge would handle.
+            also_handled: Ids of letters that count as handled, for a dry run: of those that a purge would handle.
 
         Returns:
             The number of offsets that were deleted, by partition, or with `dry_run` would have been.
@@ -193,7 +193,7 @@ class DeadLetters:
             waiting = (
                 letter.kafka_offset
                 for letter in letters
-                if letter.letter_id not in known and (partition, letter.kafka_offset) not in also_handled
+                if letter.letter_id not in known and letter.letter_id not in also_handled
             )
             end = next(waiting, found[1])
             if end > found[0]:

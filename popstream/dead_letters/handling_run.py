@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections import Counter, defaultdict
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from popstream.wire.letter_handling import RedriveTarget
 
 __all__ = ["HandlingCall", "HandlingRun", "LetterLeft", "LettersReport"]
-
-LOG = logging.getLogger(__name__)
 
 TRANSACTION_LETTERS_MAX = 2_000
 """Readers of the queues wait until it is committed, for about a second."""
@@ -56,7 +53,7 @@ class LettersReport(msgspec.Struct, kw_only=True):
         left_count: Letters that could not be redriven. They stay as they were.
         left: The first 100 of them.
         letters_of: Letters that were redriven or purged, by (group, topic).
-        places: With `dry_run`, where the letters are.
+        places: With `dry_run`, where the letters are, by their ids.
     """
 
     call: str
@@ -66,7 +63,7 @@ class LettersReport(msgspec.Struct, kw_only=True):
     left_count: int = 0
     left: list[LetterLeft] = []
     letters_of: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
-    places: set[LetterPlace] = msgspec.field(default_factory=set)
+    places: dict[str, LetterPlace] = {}
 
 
 class HandlingCall(msgspec.Struct, frozen=True):
@@ -131,14 +128,16 @@ class HandlingRun:
         self._handled.read_on()
         for one in self._planned(letters, limit):
             self._count(one)
-            self.report.places.add((one.letter.partition, one.letter.kafka_offset))
+            self.report.places[one.letter.letter_id] = (one.letter.partition, one.letter.kafka_offset)
 
     def write(self, writer: LetterWriter, letters: Iterable[Letter], limit: int | None) -> None:
         """Handle those letters that nobody has handled, in their order. Raises the errors of `DeadLetters.redrive`."""
         writer.open()
         self._handled.read_on()
         if self._call.action == "redriven":
-            self._dispatch_earlier()
+            # It may have been killed before.
+            self._note_undispatched(self._handled.last_redrive)
+            self._dispatch()
         for batch in _batches(self._planned(letters, limit)):
             self._write(writer, batch)
             self._on_progress(self.report)
@@ -199,20 +198,6 @@ class HandlingRun:
         for one in handlings:
             if one.sent and self._topics.type_of(one.topic) is None:
                 self._undispatched[one.topic, one.queue_id] += one.sent
-
-    def _dispatch_earlier(self) -> None:
-        """Dispatch what the last redrive has sent: it may have been killed before.
-
-        Where that cannot be done any more, for example because the topic was deleted since, this redrive goes on: no
-        later one would be able to, either.
-        """
-        self._note_undispatched(self._handled.last_redrive)
-        for queue, ranges in self._undispatched.items():
-            try:
-                self._topics.dispatch({queue: merge_ranges(ranges)})
-            except Invalid as error:
-                LOG.warning("what an earlier redrive sent to %s/%d is not dispatched: %s", *queue, error)
-        self._undispatched.clear()
 
     def _dispatch(self) -> None:
         """Dispatch what was sent to topics that the job does not build."""

@@ -106,9 +106,11 @@ class LetterTopics(Protocol):
     def dispatch(self, sent: Mapping[QueueKey, Sequence[tuple[int, int]]]) -> None:
         """Dispatch offsets of message topics that the job does not build, and the holes among and behind them.
 
+        Those that are gone, for example because their topic was deleted, are left out with a warning.
+
         Raises:
             AnswerTimeout: The job does not answer.
-            Invalid: They are gone, or the job refuses it: trying again would not help.
+            Refused: The job refuses it.
             Unavailable: Kafka does not answer.
         """
 

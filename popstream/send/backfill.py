@@ -104,7 +104,8 @@ def dispatch_records(
     """Dispatch records of a queue that is declared, and as holes the offsets without a record that hold them back.
 
     These lie among them and right behind them, and before them after a transaction that was aborted. Other records are
-    left to those that wrote them.
+    left to those that wrote them. If the records are gone, because their topic was deleted or made again since, nothing
+    is dispatched.
 
     Args:
         settings: Where Kafka is.
@@ -114,13 +115,18 @@ def dispatch_records(
         ranges: Inclusive ranges of queue offsets, ascending, that are committed or about to be.
 
     Raises:
-        Invalid: The records are gone: the topic or the queue does not exist, or ends before them.
+        Invalid: Kafka does not allow to describe the topic.
         Refused: The job refused a dispatch.
         AnswerTimeout: The job does not answer.
         Unavailable: Kafka does not answer, or does not commit the records.
     """
     first, last = ranges[0][0], ranges[-1][1]
     end = _committed_end(settings, topic, queue_id, last)
+    if end is None:
+        LOG.warning(
+            "%s/%d has no offset %d any more: what was sent to it is gone, and not dispatched", topic, queue_id, last
+        )
+        return
     wanted = {offset for low, high in ranges for offset in range(low, high + 1)}
     partition = TopicPartition(topic, queue_id)
     commit_position = None
@@ -134,36 +140,26 @@ def dispatch_records(
             _dispatch_block(transport, topic, queue_id, [], _holes(sorted(labels), block_first, block_end))
 
 
-def _committed_end(settings: ClientSettings, topic: str, queue_id: int, last: int) -> int:
-    """Return where the committed part of a queue ends, once that is beyond an offset.
+def _committed_end(settings: ClientSettings, topic: str, queue_id: int, last: int) -> int | None:
+    """Return where the committed part of a queue ends, once that is beyond an offset; None: it will never be.
 
     Kafka confirms a transaction before it has written the control records that end it.
-
-    Raises:
-        Invalid: The offset will never be committed: the topic was deleted or made again since it was written.
-        Unavailable: Kafka does not answer, or does not commit it.
     """
     deadline_s = time.monotonic() + COMMITTED_S_MAX
-    while True:
-        found = describe_topic(settings, topic)
-        end = found.ends.get(queue_id, 0)
-        if end > last:
-            return end
-        if queue_id not in found.leaderless:
-            _require_written(settings, found, queue_id, last)
-        if time.monotonic() > deadline_s:
-            message = f"{topic}/{queue_id} is not committed up to offset {last} within {COMMITTED_S_MAX:.0f} s"
-            raise Unavailable(message, subject=topic)
-        time.sleep(COMMITTED_PAUSE_S)
-
-
-def _require_written(settings: ClientSettings, topic: MessageTopic, queue_id: int, last: int) -> None:
-    if queue_id in topic.ends:
-        with TopicReader(settings.connection, client_id=f"{settings.client_id}-admin") as reader:
-            if reader.written_end(topic.name, queue_id) > last:
-                return
-    message = f"{topic.name}/{queue_id} has no offset {last} any more: its topic was made again, or has lost records"
-    raise Invalid(message, subject=topic.name)
+    with TopicReader(settings.connection, client_id=f"{settings.client_id}-admin") as reader:
+        while True:
+            found = reader.read([topic]).get(topic)
+            if found is None:
+                return None
+            end = found.ends.get(queue_id)
+            if end is not None and end > last:
+                return end
+            if queue_id not in found.leaderless and (end is None or reader.written_end(topic, queue_id) <= last):
+                return None
+            if time.monotonic() > deadline_s:
+                message = f"{topic}/{queue_id} is not committed up to offset {last} within {COMMITTED_S_MAX:.0f} s"
+                raise Unavailable(message, subject=topic)
+            time.sleep(COMMITTED_PAUSE_S)
 
 
 def _dispatch_all(

@@ -125,12 +125,12 @@ def run_purge(
         if dry_run:
             _print_report(planned, "purged", dry_run=True)
             if erase:
-                _say_erased(dead_letters.erase(dry_run=True, also_handled=planned.places), "would be deleted")
+                _say_erased(dead_letters.erase(dry_run=True, also_handled=planned.places.keys()), "would be deleted")
             return
         if not yes:
             _require_meant(planned, erase=erase)
         # Those that the question was about, and no others that have come since.
-        asked = LetterSelection(places=frozenset(planned.places))
+        asked = LetterSelection(places=frozenset(planned.places.values()))
         report = dead_letters.purge(asked, comment=comment, on_progress=progress.report)
         _print_report(report, "purged", dry_run=False)
         if erase:

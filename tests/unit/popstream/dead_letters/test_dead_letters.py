@@ -238,32 +238,6 @@ def test_the_next_redrive_dispatches_what_a_killed_one_has_committed(job: Memory
     assert topics.dispatched == [{("orders", 0): [(2, 3)]}]
 
 
-class Gone(OtherTopics):
-    """The topic `old` was deleted."""
-
-    def dispatch(self, sent: object) -> None:
-        super().dispatch(sent)
-        assert isinstance(sent, dict)
-        for topic, _ in sent:
-            if topic == "old":
-                message = "topic old cannot be described: it does not exist"
-                raise Invalid(message)
-
-
-def test_a_topic_that_was_deleted_since_an_earlier_redrive_keeps_no_other_back(
-    job: MemoryJob, caplog: pytest.LogCaptureFixture
-) -> None:
-    for topic in ("orders", "old", "bills"):
-        give_up(job, [b"1"], topic=topic)
-    DeadLetters("memory", topics=OtherTopics(job, MemoryLetterWriter(job))).redrive()
-    give_up(job, [b"2"])
-    topics = Gone(job, MemoryLetterWriter(job))
-    assert DeadLetters("memory", topics=topics).redrive().letters == 1
-    dispatched = [queue for sent in topics.dispatched for queue in sent]
-    assert dispatched == [("orders", 0), ("old", 0), ("bills", 0), ("orders", 0)]
-    assert "old/0 is not dispatched: topic old cannot be described" in caplog.text
-
-
 class Killed(MemoryLetterWriter):
     """Commits a number of transactions, and no more."""
 
@@ -328,8 +302,8 @@ def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJo
     dead_letters = job.dead_letters()
     planned = dead_letters.purge(LetterSelection(reason="[13]"), dry_run=True)
     assert dead_letters.erase(dry_run=True) == {}
-    assert dead_letters.erase(dry_run=True, also_handled=planned.places) == {0: 1}
-    dead_letters.purge(LetterSelection(places=frozenset(planned.places)))
+    assert dead_letters.erase(dry_run=True, also_handled=planned.places.keys()) == {0: 1}
+    dead_letters.purge(LetterSelection(places=frozenset(planned.places.values())))
     assert dead_letters.erase() == {0: 1}
     assert values(dead_letters.list(handled=True)) == [b"2", b"3"]
     dead_letters.redrive()
@@ -337,6 +311,18 @@ def test_erasing_stops_at_the_first_letter_that_nobody_has_handled(job: MemoryJo
     assert dead_letters.erase() == {0: 2}
     assert dead_letters.erase() == {}
     assert values(dead_letters.list(handled=True)) == []
+
+
+def test_an_erasure_that_is_tried_knows_second_copies(job: MemoryJob) -> None:
+    give_up(job, [b"1"])
+    letters = job.payloads.queue("popstream.dead_letters", 0)
+    letters.append(letters[0])
+    dead_letters = job.dead_letters()
+    planned = dead_letters.purge(dry_run=True)
+    assert planned.duplicates == 1
+    assert dead_letters.erase(dry_run=True, also_handled=planned.places.keys()) == {0: 2}
+    with pytest.raises(ValueError, match="for a dry run"):
+        dead_letters.erase(also_handled=planned.places.keys())
 
 
 def test_what_a_newer_version_recorded_still_counts_as_handled(job: MemoryJob) -> None:
