@@ -88,10 +88,10 @@ class CoroutineFeed:
     async def _serve(self) -> None:
         try:
             while waiter := self._next_waiter():
-                if self._subscription.is_stopped:
-                    waiter.set_result([])
-                    continue
                 self._waiters.appendleft(waiter)
+                if self._subscription.is_stopped:
+                    self._pass_on(self._subscription.take_fetched(self._set_size))  # or raise what has ended it
+                    continue
                 take = partial(self._subscription.take, self._set_size, TAKE_TIMEOUT_S)
                 taken = await asyncio.get_running_loop().run_in_executor(self._threads, take)
                 while taken:
@@ -104,7 +104,7 @@ class CoroutineFeed:
     def _pass_on(self, messages: list[Message]) -> None:
         if found := self._next_waiter():
             found.set_result(messages)
-        else:
+        elif messages:
             self.release(messages)
 
     def _next_waiter(self) -> asyncio.Future[list[Message]] | None:

@@ -52,8 +52,9 @@ def listening(pid: int) -> list[str]:
 
 
 def test_all_listen_on_loopback_only(cluster: StandaloneCluster) -> None:
-    pids = [pid for pid in descendants(os.getpid()) if "org.apache.spark.deploy" in " ".join(command_line(pid))]
-    jvms = [pid for pid in pids if command_line(pid)[0].endswith("java")]
+    lines = {pid: command_line(pid) for pid in descendants(os.getpid())}
+    classes = {"org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"}
+    jvms = [pid for pid, line in lines.items() if "".join(line[:1]).endswith("java") and not classes.isdisjoint(line)]
     assert cluster.worker_pid(0) in jvms
     assert len(jvms) == 3  # a master and two workers
     addresses = [address for pid in jvms for address in listening(pid)]

@@ -1,0 +1,33 @@
+"""Claim: a coroutine that waits for messages learns why none come any more, also when that was known before."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from popstream.pop.coroutine_feed import CoroutineFeed
+from popstream.testing.memory_job import MemoryJob
+from popstream.wire.base_errors import Invalid
+from tests.support.threads import eventually
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_subscription_that_has_ended(*, has_failed: bool) -> None:
+    job = MemoryJob()
+    if not has_failed:
+        job.write("orders", 0, [])
+    with job.consumer("billing", topics=["orders"]) as consumer, ThreadPoolExecutor() as threads:
+        subscription = consumer.subscribe()
+        if not has_failed:
+            subscription.stop()
+        eventually(lambda: subscription.is_stopped)
+
+        async def wait_twice() -> tuple[object, object]:
+            feed = CoroutineFeed(subscription, 1, threads, set())
+            first, second = await asyncio.gather(feed.next(), feed.next(), return_exceptions=True)
+            return first, second
+
+        found = asyncio.run(wait_twice())
+        assert [type(each) for each in found] == ([Invalid, Invalid] if has_failed else [list, list])
