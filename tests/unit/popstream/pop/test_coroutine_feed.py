@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,9 @@ def test_a_subscription_that_has_ended(*, has_failed: bool) -> None:
             subscription.stop()
         eventually(lambda: subscription.is_stopped)
 
-        async def wait_twice() -> tuple[object, object]:
+        async def wait_twice() -> list[type]:
             feed = CoroutineFeed(subscription, 1, threads, set())
-            first, second = await asyncio.gather(feed.next(), feed.next(), return_exceptions=True)
-            return first, second
+            found: list[Any] = await asyncio.gather(feed.next(), feed.next(), return_exceptions=True)
+            return [type(each) for each in found]
 
-        found = asyncio.run(wait_twice())
-        assert [type(each) for each in found] == ([Invalid, Invalid] if has_failed else [list, list])
+        assert asyncio.run(wait_twice()) == ([Invalid, Invalid] if has_failed else [list, list])
