@@ -2,8 +2,8 @@
 
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -11,6 +11,7 @@ from broker_state.kernel.context.decision import Decision
 from broker_state.store.value_format import CorruptValueError
 from connectors.delta.rows import encode_slices
 from connectors.delta.tables import AUDIT_TABLES
+from pipelines.decide_ops.bounded_lists import bounded_lists
 from pipelines.decide_ops.decode import Rejected
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, Entry, EntryKind, LogPlace, PlacedEntry
 from popstream.exchange.partitioner import ops_key
@@ -38,8 +39,6 @@ _LISTS = ("messages", "runs", "released", "handles")
 _PARTITION = struct.Struct(">I")
 _TABLE_NAMES = list(AUDIT_TABLES)
 _decode_answer = msgspec.json.Decoder(Answer).decode
-
-Item = TypeVar("Item")
 
 
 def entries_of(
@@ -153,7 +152,7 @@ def _frames(
             by_partition[reply_to] += _parts(answer, signer)
     for partition, parts in by_partition.items():
         # A comma behind each part but the last one of a frame.
-        for packed in _packed(parts, lambda part: len(part) + 1, _FRAME_BYTES_MAX + 1):
+        for packed in bounded_lists(parts, lambda part: len(part) + 1, _FRAME_BYTES_MAX + 1):
             yield _PARTITION.pack(partition) + _FRAME_HEAD + b",".join(packed) + _FRAME_TAIL
 
 
@@ -204,20 +203,7 @@ def _notifications(notifications: Iterable[Notification]) -> Iterator[bytes]:
         (ops_key(each.topic, each.queue_id) + b"\0" + each.group.encode(), msgspec.json.encode(each))
         for each in notifications
     ]
-    for packed in _packed(records, lambda pair: len(pair[0]) + len(pair[1]) + _PAIR_OVERHEAD_BYTES, ENTRY_BYTES_MAX):
+    for packed in bounded_lists(
+        records, lambda pair: len(pair[0]) + len(pair[1]) + _PAIR_OVERHEAD_BYTES, ENTRY_BYTES_MAX
+    ):
         yield msgspec.msgpack.encode(packed)
-
-
-def _packed(items: Iterable[Item], size_of: Callable[[Item], int], bytes_max: int) -> Iterator[list[Item]]:
-    """Yield consecutive items in lists of at most `bytes_max`; an item that is longer by itself is alone."""
-    packed: list[Item] = []
-    size = 0
-    for item in items:
-        item_bytes = size_of(item)
-        if packed and size + item_bytes > bytes_max:
-            yield packed
-            packed, size = [], 0
-        packed.append(item)
-        size += item_bytes
-    if packed:
-        yield packed

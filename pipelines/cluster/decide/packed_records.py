@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.decide_ops.bounded_lists import bounded_lists
 from pipelines.decide_ops.decode import KafkaRecord
 
 __all__ = ["PACKED_SCHEMA", "Payload", "bounded_slices", "pack", "unpack"]
@@ -68,25 +69,24 @@ def unpack(partition: int, data: bytes) -> Iterator[KafkaRecord]:
 
 
 def bounded_slices(partition: int, payloads: Iterable[Payload]) -> Iterator[list[KafkaRecord]]:
-    """Yield the records of one partition in the order of the log, as many at a time as are decided together.
+    """Return the records of one partition in the order of the log, as many at a time as are decided together.
 
     Args:
         partition: The partition.
         payloads: Of one partition, in any order. Those of a partition follow one another, as one task reads it.
     """
-    taken: list[KafkaRecord] = []
-    size = 0
+    return bounded_lists(
+        _unpacked(partition, payloads), lambda record: RECORD_BYTES + len(record.value or b""), SLICE_BYTES_MAX
+    )
+
+
+def _unpacked(partition: int, payloads: Iterable[Payload]) -> Iterator[KafkaRecord]:
+    last = -1
     for payload in sorted(payloads):
         for record in unpack(partition, payload.data):
-            assert not taken or record.kafka_offset > taken[-1].kafka_offset, "payloads follow one another"
-            record_bytes = RECORD_BYTES + len(record.value or b"")
-            if taken and size + record_bytes > SLICE_BYTES_MAX:
-                yield taken
-                taken, size = [], 0
-            taken.append(record)
-            size += record_bytes
-    if taken:
-        yield taken
+            assert record.kafka_offset > last, "payloads follow one another"
+            last = record.kafka_offset
+            yield record
 
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[Payload]:
