@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +14,7 @@ from connectors.local_servers.process_tree import command_line, descendants
 from connectors.spark_cluster.standalone import StandaloneCluster
 from popstream.wire.base_errors import Invalid, Unavailable
 from tests.cluster.conftest import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.threads import eventually
 
 WAIT_S = 300
 PARENT = """
@@ -30,15 +26,6 @@ cluster.start()
 print(cluster.worker_pid(0), flush=True)
 time.sleep(600)
 """
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def listening(pid: int) -> list[str]:
@@ -92,4 +79,4 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
         assert command_line(pid)
         parent.send_signal(signal.SIGKILL)
         parent.wait(WAIT_S)
-    assert eventually(lambda: not command_line(pid))
+    eventually(lambda: not command_line(pid))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["eventually", "in_thread"]
+__all__ = ["eventually", "in_thread", "leaves_no_thread"]
 
 # Generous: this is for machines on which other things run.
 PATIENCE_S = 60.0
 
 
-def eventually(holds: Callable[[], bool]) -> None:
+def eventually(holds: Callable[[], object]) -> None:
     """Wait until it holds; it fails when that takes unreasonably long."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not holds():
@@ -28,3 +29,14 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+@contextmanager
+def leaves_no_thread() -> Iterator[None]:
+    """Everything that has begun within has ended, now or soon.
+
+    Threads of other tests may end meanwhile, so what counts is what is new.
+    """
+    before = set(threading.enumerate())
+    yield
+    eventually(lambda: set(threading.enumerate()) <= before)

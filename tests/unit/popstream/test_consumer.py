@@ -31,6 +31,7 @@ from popstream.payload.payloads import Fetched, Payload
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject
 from popstream.wire.reason import Reason
+from tests.support.threads import leaves_no_thread
 
 
 @pytest.fixture
@@ -60,17 +61,16 @@ def test_a_consumer_is_named_after_its_process_and_no_two_are_alike(job: MemoryJ
 def test_a_consumer_that_cannot_be_made_leaves_no_thread(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A constructor has nobody to close what it opened, but itself."""
     monkeypatch.setattr("popstream.consumer.Transport", lambda _: job.transport())
-    threads = set(threading.enumerate())
-    with pytest.raises(TypeError):
-        Consumer("memory", group="billing", ack_delay_ms="soon")  # type: ignore[arg-type]
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("popstream.consumer.close_at_exit", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        Consumer("memory", group="billing")
-    assert set(threading.enumerate()) == threads
+    with leaves_no_thread():
+        with pytest.raises(TypeError):
+            Consumer("memory", group="billing", ack_delay_ms="soon")  # type: ignore[arg-type]
+        monkeypatch.setattr("popstream.consumer.close_at_exit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Consumer("memory", group="billing")
 
 
 def test_messages_come_with_all_that_is_known_of_them(job: MemoryJob, consumer: Consumer) -> None:

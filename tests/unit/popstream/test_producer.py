@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from popstream.wire.command import Declare, Dispatch, ForgetLane, Pop, WrittenRa
 from popstream.wire.headers import DELIVER_AT_HEADER, MESSAGE_ID_HEADER, TAG_HEADER
 from popstream.wire.limits import DELAY_MS_MAX
 from popstream.wire.reason import Reason
+from tests.support.threads import leaves_no_thread
 
 TOPIC = MessageTopic("orders", "5f0f6a52-0000-0000-0000-000000000001", {0: 0, 1: 100}, {0: 0, 1: 100})
 
@@ -100,14 +100,13 @@ def test_a_producer_that_cannot_be_made_leaves_no_thread(
 ) -> None:
     """A constructor has nobody to close what it opened, but itself."""
     monkeypatch.setattr("popstream.producer.Transport", lambda _: job.transport())
-    threads = set(threading.enumerate())
     options: dict[str, Any] = {"kafka_producer": kafka, "dispatch": True}
-    with pytest.raises(TypeError):
-        Producer("memory", dispatch_delay_ms="soon", **options)  # type: ignore[arg-type]
-    monkeypatch.setattr("popstream.producer.OrderedSender", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        Producer("memory", **options)
-    assert set(threading.enumerate()) == threads
+    with leaves_no_thread():
+        with pytest.raises(TypeError):
+            Producer("memory", dispatch_delay_ms="soon", **options)  # type: ignore[arg-type]
+        monkeypatch.setattr("popstream.producer.OrderedSender", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Producer("memory", **options)
     assert kafka.is_closed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,10 @@ import pytest
 
 from connectors.local_servers.process_tree import command_line, descendants, kill_tree
 from connectors.local_servers.watched_process import WatchedProcess
+from tests.support.threads import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 WAIT_S = 60
 SLEEPER = "import time; time.sleep(600)"
@@ -23,15 +23,6 @@ FAMILY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{SLEEP
 
 def started(code: str, folder: Path, command: Sequence[str] = (sys.executable, "-c")) -> WatchedProcess:
     return WatchedProcess([*command, code], folder / "log", log_bytes_max=100_000, grace_s=5.0, cwd=folder)
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.mark.parametrize(("ending", "exit_code"), [("stop", 128 + 15), ("kill", 128 + 9)])
@@ -63,19 +54,19 @@ def test_the_environment_is_the_given_one_alone(tmp_path: Path) -> None:
         cwd=tmp_path,
         environment={"ONLY": "this"},
     )
-    assert eventually(lambda: process.exit_code is not None)
+    eventually(lambda: process.exit_code is not None)
     process.stop()
     assert (tmp_path / "log").read_text() == "['ONLY']\n"
 
 
 def test_descendants_are_found_and_end_with_the_tree(tmp_path: Path) -> None:
     process = started(FAMILY, tmp_path)
-    assert eventually(lambda: len(descendants(process.pid)) == 1)
+    eventually(lambda: len(descendants(process.pid)) == 1)
     (child,) = descendants(process.pid)
     assert command_line(child)[1:] == ["-c", SLEEPER]
     assert child in descendants(os.getpid())
     kill_tree(process.pid)
-    assert eventually(lambda: process.exit_code == 128 + 9)
-    assert eventually(lambda: not command_line(child))
+    eventually(lambda: process.exit_code == 128 + 9)
+    eventually(lambda: not command_line(child))
     kill_tree(process.pid)
     process.stop()

@@ -6,7 +6,6 @@ memory (MemoryJob), behind the real transport.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, Policy, Pop, WrittenRange
 from popstream.wire.key_hash import key_hash
 from popstream.wire.reason import Reason
+from tests.support.threads import leaves_no_thread
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -309,11 +309,9 @@ def commands(job: Job) -> list[Any]:
 
 
 def test_a_sender_runs_no_thread_before_its_start_and_can_be_stopped_without_it(lab: Lab) -> None:
-    with MemoryJob().transport() as transport:
-        threads = set(threading.enumerate())
+    with MemoryJob().transport() as transport, leaves_no_thread():
         sender = DispatchSender(transport, lab.outbox, lambda queue: declared(lab, queue))
         sender.stop()
-        assert set(threading.enumerate()) == threads
 
 
 def test_built_messages_can_be_popped(lab: Lab, job: Job) -> None:

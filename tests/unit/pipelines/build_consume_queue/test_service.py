@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +13,7 @@ from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Unavailable
+from tests.support.threads import leaves_no_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +33,8 @@ def raises(*_: Any, **__: Any) -> None:
 
 
 def test_a_service_is_constructed_and_stopped_without_side_effects(tmp_path: Path) -> None:
-    threads = set(threading.enumerate())
-    built = service(tmp_path / "job")
-    built.stop()
-    assert set(threading.enumerate()) == threads
+    with leaves_no_thread():
+        service(tmp_path / "job").stop()
     assert not (tmp_path / "job").exists()
 
 
@@ -65,12 +63,10 @@ def test_a_failed_start_closes_what_it_has_opened(tmp_path: Path, monkeypatch: p
     for name, substitute in steps.items():
         monkeypatch.setattr(f"pipelines.build_consume_queue.service.{name}", substitute)
     monkeypatch.setattr("pipelines.build_consume_queue.builder.Builder.begin_epoch", lambda *_: None)
-    threads = set(threading.enumerate())
     built = service(tmp_path)
-    with pytest.raises(Unavailable, match="does not answer"):
+    with leaves_no_thread(), pytest.raises(Unavailable, match="does not answer"):
         built.start()
     if step == "BuilderQuery":
         assert built.unit_flush.calls == ["start", "stop"]  # type: ignore[attr-defined]
-    assert set(threading.enumerate()) == threads
     RocksStore(built._folder.queues, BUILDER_FAMILIES).close()  # it is not locked
     built.stop()

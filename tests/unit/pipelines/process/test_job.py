@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from pipelines.job_settings import JobSettings
 from pipelines.process.job import Job
 from popstream.kafka_connection import KafkaConnection
+from tests.support.threads import leaves_no_thread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 def test_a_job_is_constructed_without_side_effects(tmp_path: Path) -> None:
     nothing: Any = None
-    threads = set(threading.enumerate())
-    job = Job(JobSettings(folder=tmp_path / "job"), KafkaConnection("127.0.0.1:1"), nothing, nothing)
-    assert set(threading.enumerate()) == threads
+    with leaves_no_thread():
+        job = Job(JobSettings(folder=tmp_path / "job"), KafkaConnection("127.0.0.1:1"), nothing, nothing)
     assert not (tmp_path / "job").exists()
     assert (job.failure, job.builder, job.wait(0)) == (None, None, False)
 

@@ -17,6 +17,7 @@ from connectors.kafka.owner_log import LastRecord, SupersededError
 from pipelines.process import prefix_ownership
 from pipelines.process.prefix_ownership import PrefixOwnership
 from popstream.wire.base_errors import Fenced, Invalid, Unavailable
+from tests.support.threads import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,13 +117,6 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     made = Lab()
     yield made
     made.end()
-
-
-def eventually(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_an_owner_repeats_its_record_and_ends_it(lab: Lab) -> None:

@@ -22,7 +22,7 @@ from popstream.wire.answer import Answer
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Ack, ChangeInvisible, Command, Pop, Reject, ReturnClient
 from popstream.wire.reason import Reason
-from tests.support.threads import eventually, in_thread
+from tests.support.threads import eventually, in_thread, leaves_no_thread
 
 
 @pytest.fixture
@@ -623,9 +623,8 @@ def test_a_change_without_an_answer_is_sent_again_as_it_was(job: MemoryJob) -> N
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     """A closed consumer leaves no thread behind."""
-    before = set(threading.enumerate())
-    yield
-    eventually(lambda: set(threading.enumerate()) <= before)
+    with leaves_no_thread():
+        yield
 
 
 def test_an_orderly_iteration_goes_on_after_an_ack_by_receipt(job: MemoryJob) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from popstream import ClientClosed, Message
 from popstream.testing import MemoryJob, run_handler
-from tests.support.threads import eventually
+from tests.support.threads import leaves_no_thread
 
 
 def test_the_handler_is_called_as_often_as_asked_and_its_messages_are_settled() -> None:
@@ -40,14 +38,13 @@ def test_a_message_that_does_not_come_fails_the_test() -> None:
 
 
 def test_a_job_closes_what_a_test_has_left_open() -> None:
-    before = set(threading.enumerate())
-    with MemoryJob() as job:
-        job.write("orders", 0, [b"one"])
-        consumer, producer = job.consumer("billing", topics=["orders"]), job.producer()
-        next(iter(consumer))
-        job.silent.add(("orders", 0))
-    with pytest.raises(ClientClosed):
-        consumer.pop("orders", 0)
-    with pytest.raises(ClientClosed):
-        producer.send("orders", b"two")
-    eventually(lambda: set(threading.enumerate()) <= before)
+    with leaves_no_thread():
+        with MemoryJob() as job:
+            job.write("orders", 0, [b"one"])
+            consumer, producer = job.consumer("billing", topics=["orders"]), job.producer()
+            next(iter(consumer))
+            job.silent.add(("orders", 0))
+        with pytest.raises(ClientClosed):
+            consumer.pop("orders", 0)
+        with pytest.raises(ClientClosed):
+            producer.send("orders", b"two")
