@@ -14,9 +14,10 @@ from popstream.wire.reason import Reason, code_of
 __all__ = ["decide_dispatch"]
 
 DISPATCH_COST_MAX = 20_000
-"""What one record may spend: 1 for each range, and 1 for each page of 64 offsets that get a tag, a count or a time, or
-else for each 4,096 offsets; of a skip 2 for each 4,096 offsets, which are marked twice, but for those in which the skip
-before it ended. About 100 ms. The last range is decided as a whole: it may take a million offsets."""
+"""What one record may spend: 1 for each range and 1 for each 4,096 of its offsets, or, of a range with a tag, a count
+or a time, 2 and 1 for each page of 64; of a skip 1, and 3 for each 4,096 offsets, which are marked twice, but for those
+in which the skip before it ended. About 100 ms. The longest range costs less: the first of a record is always decided.
+"""
 DISPATCH_PIECES_MAX = 10_000
 """Runs of offsets not known before of which skips, and ranges with a tag, a count or a time, may consist in one record.
 A range is marked up to there, and the rest when it is sent again. About 50 ms."""
@@ -33,20 +34,22 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
     for index, written in enumerate(command.ranges):
         reason, applied = Reason.INVALID_PARAMETER, False
         if _is_valid(written):
-            reason = _judge_range(queue, written.first, written.last, left)
-        if reason is Reason.OK:
             facts = _facts_of(written, op.now_ms)
-            shift = SEGMENT_SHIFT if facts is None else PAGE_SHIFT
-            left.cost -= 2 + (written.last >> shift) - (written.first >> shift)
+            cost_of_range, shift = (2, SEGMENT_SHIFT) if facts is None else (3, PAGE_SHIFT)
+            cost = cost_of_range + (written.last >> shift) - (written.first >> shift)
+            reason = _judge_range(queue, written.first, written.last, cost, left)
+        if reason is Reason.OK:
+            left.cost -= cost
             reached, applied = _write(queue, written.first, written.last + 1, facts, left)
             reason = Reason.OK if reached > written.last else Reason.AHEAD_OF_WINDOW
         _append_run(op, runs, index, written.first, written.last, reason, applied=applied)
     segment_before = -1
     for index, (first, last) in enumerate(command.skip, len(command.ranges)):
-        reason, applied = _judge_range(queue, first, last, left, is_skip=True), False
+        first_segment, last_segment = first >> SEGMENT_SHIFT, last >> SEGMENT_SHIFT
+        cost = 1 + 3 * (last_segment - first_segment + (first_segment != segment_before))
+        reason, applied = _judge_range(queue, first, last, cost, left, is_skip=True), False
         if reason is Reason.OK:
-            first_segment, last_segment = first >> SEGMENT_SHIFT, last >> SEGMENT_SHIFT
-            left.cost -= 1 + 2 * (last_segment - first_segment + (first_segment != segment_before))
+            left.cost -= cost
             segment_before = last_segment
             reached, applied = _skip(queue, first, last + 1, left)
             reason = Reason.OK if reached > last else Reason.AHEAD_OF_WINDOW
@@ -70,12 +73,12 @@ class _Left:
         self.pieces = DISPATCH_PIECES_MAX
 
 
-def _judge_range(queue: QueueState, first: int, last: int, left: _Left, *, is_skip: bool = False) -> Reason:
+def _judge_range(queue: QueueState, first: int, last: int, cost: int, left: _Left, *, is_skip: bool = False) -> Reason:
     if not is_range(first, last) or last - first >= RANGE_OFFSETS_MAX:
         return Reason.INVALID_PARAMETER
     if first < queue.record.min_offset and not is_skip:
         return Reason.BELOW_MIN
-    if last >= queue.written.floor + queue.record.window_max or left.cost <= 0 or left.pieces <= 0:
+    if last >= queue.written.floor + queue.record.window_max or cost > left.cost or left.pieces <= 0:
         return Reason.AHEAD_OF_WINDOW
     return Reason.OK
 

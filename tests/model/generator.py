@@ -84,7 +84,7 @@ class World:
         self.limits = WorkLimits(
             (WORK_LIMITS.search_cost, 1, 12)[seed % 3],
             (WORK_LIMITS.due_cost, 2, 40)[seed // 3 % 3],
-            (WORK_LIMITS.dispatch_cost, 4)[seed // 9 % 2],
+            (WORK_LIMITS.dispatch_cost, 9)[seed // 9 % 2],
             (WORK_LIMITS.dispatch_pieces, 2, 5)[seed // 5 % 3],
             (WORK_LIMITS.entry_offsets, 6, WORK_LIMITS.entry_offsets)[seed // 18 % 3],
             (1, WORK_LIMITS.available_pages)[seed // 2 % 2],

@@ -552,18 +552,18 @@ class ReferenceModel:
         touched: int | None = None
         for index, (first, last, unit) in enumerate(parts):
             reason, applied = self._judge_dispatch(queue, first, last, unit), False
-            if reason is Reason.OK and (left <= 0 or pieces_left <= 0):
-                reason = Reason.AHEAD_OF_WINDOW
-                self.counts["dispatch", "too much for one record"] += 1
-            elif reason is Reason.OK:
+            if reason is Reason.OK:
                 size = 4096 if unit in (None, PLAIN) else 64
                 blocks = {*range(first // size, last // size + 1)}
-                if unit is None:  # a skip
-                    self.counts["dispatch", "skip where the one before ended"] += touched in blocks
-                    left -= 1 + 2 * len(blocks - {touched})
-                    touched = last // size
+                cost = 1 + 3 * len(blocks - {touched}) if unit is None else 1 + (unit != PLAIN) + len(blocks)
+                if cost > left or pieces_left <= 0:
+                    reason = Reason.AHEAD_OF_WINDOW
+                    self.counts["dispatch", "too much for one record"] += 1
                 else:
-                    left -= 1 + len(blocks)
+                    left -= cost
+                    if unit is None:  # a skip
+                        self.counts["dispatch", "skip where the one before ended"] += touched in blocks
+                        touched = last // size
             self.counts["dispatch range" if unit else "skip range", reason.value] += 1
             if reason is Reason.OK:
                 stop = last + 1

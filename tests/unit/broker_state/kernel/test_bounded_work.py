@@ -245,7 +245,7 @@ def test_ranges_that_make_too_many_runs_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_dispatch_writes_as_many_pages_of_tags_as_a_record_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "DISPATCH_COST_MAX", 200)
+    monkeypatch.setattr(dispatch, "DISPATCH_COST_MAX", 320)
     ranges = [WrittenRange(at * 10_000, at * 10_000 + 9_999, tag=5) for at in range(4)]
     lab = LaneLab()
     answer = lab.do(Dispatch(**QUEUE, ranges=ranges))
@@ -257,11 +257,11 @@ def test_a_dispatch_writes_as_many_pages_of_tags_as_a_record_may(monkeypatch: py
 
 
 def test_a_dispatch_skips_as_much_as_a_record_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "DISPATCH_COST_MAX", 10)
+    monkeypatch.setattr(dispatch, "DISPATCH_COST_MAX", 13)
     far = [(at * SEGMENT_BITS, at * SEGMENT_BITS) for at in range(1, 7)]
     near = [(at, at) for at in range(1, 25, 2)]
     behind = [(1, SEGMENT_BITS), *((SEGMENT_BITS + at, SEGMENT_BITS + at) for at in range(2, 20, 2))]
-    for skip, count in ((far, 4), (near, 8), (behind, 6)):
+    for skip, count in ((far, 3), (near, 10), (behind, 7)):
         lab = LaneLab()
         answer = lab.do(Dispatch(**QUEUE, skip=skip))
         assert answer is not None
