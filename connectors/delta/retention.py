@@ -51,7 +51,13 @@ class Deleted(NamedTuple):
 def newest_day(root: Path) -> dt.date | None:
     """Return the newest date that any of the dated tables has; None: they have no rows."""
     logs = ((table, read_data_files(table_path(root, name))) for name, table in DATED_TABLES.items())
-    days = [day for table, found in logs if found is not None for file in found.files if (day := _day(table, file))]
+    days = [
+        day
+        for table, found in logs
+        if found is not None
+        for file in found.files
+        if (day := file.partition_values[table.day])
+    ]
     return dt.date.fromisoformat(max(days)) if days else None
 
 
@@ -72,7 +78,7 @@ def delete_before(root: Path, table: Table, first_day: dt.date) -> Deleted:
         return Deleted()
     require_rewritable(path, table, found)
     kept = _needed_days(path, table, found.files, old)
-    removed = [file for file in old if _day(table, file) not in kept]
+    removed = [file for file in old if file.partition_values[table.day] not in kept]
     if not removed:
         return Deleted()
     paths = {unquote(file.path) for file in removed}
@@ -112,13 +118,8 @@ def _actions(
 
 
 def _is_before(first_day: dt.date, table: Table, file: DataFile) -> bool:
-    day = _day(table, file)
+    day = file.partition_values[table.day]
     return day is not None and dt.date.fromisoformat(day) < first_day
-
-
-def _day(table: Table, file: DataFile) -> str | None:
-    assert table.partitioned_by is not None, "only tables with dates have a retention"
-    return file.partition_values[table.partitioned_by]
 
 
 def _rows_in(file: DataFile) -> int:
@@ -132,7 +133,7 @@ def _statistic(file: DataFile, which: str, column: str) -> Any:  # noqa: ANN401 
 def _needed_days(path: Path, table: Table, files: Sequence[DataFile], old: Sequence[DataFile]) -> set[str | None]:
     """Return the dates that a restore needs."""
     if table is REJECTED:
-        return {_day(table, file) for file in old if _has_quarantined(path, file)}
+        return {file.partition_values[table.day] for file in old if _has_quarantined(path, file)}
     if table is CONSUME_QUEUE and any(_may_be_batch(file) for file in old):
         return _days_of_last_units(path, [file for file in files if _may_be_batch(file)])
     return set()
@@ -160,6 +161,6 @@ def _days_of_last_units(path: Path, files: Sequence[DataFile]) -> set[str | None
         )
         for row in rows.group_by(names).aggregate([("queue_offset", "max")]).to_pylist():
             queue = (row["topic"], row["queue_id"], row["topic_id"])
-            unit = (row["queue_offset_max"], _day(CONSUME_QUEUE, file))
+            unit = (row["queue_offset_max"], file.partition_values[CONSUME_QUEUE.day])
             last[queue] = max(last.get(queue, unit), unit, key=lambda each: each[0])
     return {day for _, day in last.values()}

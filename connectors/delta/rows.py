@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SLICE_BYTES_MAX",
+    "WaitingRows",
     "completed_rows",
     "decode_rows",
     "encode_rows",
@@ -130,17 +131,32 @@ def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:
 
 def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Join small tables to pieces of at least 131,072 rows or 64 MiB, except the last: one row group each."""
-    waiting: list[pa.Table] = []
-    rows = size = 0
+    waiting = WaitingRows()
     for table in tables:
-        waiting.append(table)
-        rows += table.num_rows
-        size += table.nbytes
-        if rows >= _ROWS_PER_PIECE or size >= _BYTES_PER_PIECE:
-            yield pa.concat_tables(waiting)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield pa.concat_tables(waiting)
+        yield from waiting.add(table)
+    yield from waiting.take()
+
+
+class WaitingRows:
+    """Small tables that wait for more, to become a piece as in `in_pieces`."""
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._rows = self._size = 0
+
+    def add(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Add a table; yield the piece, if they are enough for one."""
+        self._tables.append(table)
+        self._rows += table.num_rows
+        self._size += table.nbytes
+        if self._rows >= _ROWS_PER_PIECE or self._size >= _BYTES_PER_PIECE:
+            yield from self.take()
+
+    def take(self) -> Iterator[pa.Table]:
+        """Yield those that wait as one piece, if there are any."""
+        if self._tables:
+            tables, self._tables, self._rows, self._size = self._tables, [], 0, 0
+            yield pa.concat_tables(tables)
 
 
 def with_lacking(rows: pa.Table, schema: pa.Schema, may_lack: Collection[str]) -> pa.Table:

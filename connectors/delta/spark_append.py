@@ -1,57 +1,87 @@
-"""Appends the rows of a DataFrame in one commit, with as many transaction identifiers as it needs."""
+"""Appends to a table by one of Delta's own transactions, with as many transaction identifiers as it needs.
+
+Delta's writer takes a single identifier. The table may be at any URL that Hadoop can reach.
+"""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["append_by_spark"]
+from connectors.delta.log.actions import read_action
+from connectors.delta.log.table_log import DataFile, TableLog
+from connectors.delta.log.write_commit import add_action
+
+__all__ = ["More", "SparkAppend"]
+
+More = Callable[[Callable[[str], int | None]], Mapping[str, int]]
+"""Returns what else a commit sets, by `txnAppId`. It gets a function that returns the last `txnVersion` of one, as the
+commit finds it; None: there is none."""
 
 
-def append_by_spark(
-    spark: SparkSession,
-    location: str,
-    rows: DataFrame,
-    *,
-    app_id: str,
-    version: int,
-    more: Callable[[Callable[[str], int | None]], Mapping[str, int]],
-) -> bool:
-    """Commit rows, unless the table has them.
-
-    Executors write the files, and Delta partitions and commits them as it does for its writer, which takes a single
-    identifier.
+class SparkAppend:
+    """A commit that adds rows, begun at the newest version of the table. Delta checks what others commit meanwhile.
 
     Args:
         spark: Session with Delta.
         location: Path or URL of the table, which exists.
-        rows: Rows with the columns of the table.
         app_id: The `txnAppId` of the writer.
-        version: The `txnVersion`. The table has the rows if its last one is not lower.
-        more: Returns what else the commit sets, by `txnAppId`. It gets a function that returns the last `txnVersion` of
-            one, as this commit finds it; None: there is none.
+        version: The `txnVersion`.
 
-    Returns:
-        False: The table had the rows.
+    Attributes:
+        is_done: The table has the rows, as its last `txnVersion` is not lower. Then nothing is to be committed.
 
     Raises:
-        Py4JJavaError: Spark or Delta failed; also if another writer has committed with `app_id` meanwhile.
+        Py4JJavaError: Each method: Spark or Delta failed; a commit also if another writer has changed the table
+            meanwhile, or has committed with `app_id`.
     """
-    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for it
-    delta = jvm.org.apache.spark.sql.delta
-    transaction = delta.DeltaLog.forTable(spark._jsparkSession, location).startTransaction()  # noqa: SLF001
-    if transaction.txnVersion(app_id) >= version:
-        return False
-    known = transaction.snapshot().transactions()
-    versions = {app_id: version, **more(lambda app: int(known.apply(app)) if known.contains(app) else None)}
-    actions = jvm.java.util.ArrayList(
-        jvm.scala.jdk.javaapi.CollectionConverters.asJava(transaction.writeFiles(rows._jdf))  # noqa: SLF001
-    )
-    now = jvm.scala.Option.apply(int(time.time() * 1000))
-    for app, last in versions.items():
-        actions.add(delta.actions.SetTransaction(app, last, now))
-    none = jvm.scala.Option.empty()
-    append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[none] * 8)
-    transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions), append)
-    return True
+
+    def __init__(self, spark: SparkSession, location: str, *, app_id: str, version: int) -> None:
+        jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for it
+        self._jvm = jvm
+        self._delta = jvm.org.apache.spark.sql.delta
+        self._transaction = self._delta.DeltaLog.forTable(spark._jsparkSession, location).startTransaction()  # noqa: SLF001
+        self._app_id = app_id
+        self._version = version
+        self.is_done: bool = self._transaction.txnVersion(app_id) >= version
+
+    @property
+    def log(self) -> TableLog:
+        """What the log says about the table, without transactions."""
+        protocol = read_action(self._transaction.protocol().json()).protocol
+        metadata = read_action(self._transaction.metadata().json()).meta_data
+        assert protocol is not None
+        assert metadata is not None
+        return TableLog(
+            version=self._transaction.readVersion(),
+            protocol=protocol,
+            schema=metadata.schema_string,
+            properties=dict(metadata.configuration or {}),
+            txns={},
+        )
+
+    def commit_rows(self, rows: DataFrame, more: More) -> None:
+        """Commit rows with the columns of the table. Executors write the files, and Delta partitions them."""
+        self._commit(self._transaction.writeFiles(rows._jdf), more)  # noqa: SLF001
+
+    def commit_files(self, files: Iterable[DataFile], more: More) -> None:
+        """Commit files that were written below the table, and are whole."""
+        lines = (msgspec.json.encode(add_action(file, data_change=True)).decode() for file in files)
+        self._commit(self._sequence([self._delta.actions.Action.fromJson(line) for line in lines]), more)
+
+    def _commit(self, added: Any, more: More) -> None:  # noqa: ANN401 - of the JVM
+        known = self._transaction.snapshot().transactions()
+        others = more(lambda app: int(known.apply(app)) if known.contains(app) else None)
+        actions = self._jvm.java.util.ArrayList(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(added))
+        now = self._jvm.scala.Option.apply(int(time.time() * 1000))
+        for app, last in {self._app_id: self._version, **others}.items():
+            actions.add(self._delta.actions.SetTransaction(app, last, now))
+        none = self._jvm.scala.Option.empty()
+        mode = self._jvm.org.apache.spark.sql.SaveMode.Append
+        append = getattr(self._delta, "DeltaOperations$Write")(mode, *[none] * 8)
+        self._transaction.commit(self._sequence(actions), append)
+
+    def _sequence(self, items: Any) -> Any:  # noqa: ANN401 - of the JVM
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(items)

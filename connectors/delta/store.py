@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -19,7 +20,6 @@ from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -112,14 +112,19 @@ def _changes(table: Table, log: TableLog) -> Iterator[str]:
         yield f"UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')"
 
 
-def require_appendable(path: Path, table: Table) -> None:
+def require_appendable(path: Path | str, table: Table, log: TableLog | None = None) -> None:
     """Refuse a table to which rows of `table` cannot be appended without Spark.
+
+    Args:
+        path: Its folder; a URL if the log is given.
+        table: Its columns.
+        log: Its log at the newest version; None: it is read.
 
     Raises:
         Invalid: It has other columns, or a feature of Delta with which a writer has more to do.
         Corrupt: Its log cannot be read.
     """
-    log = require_table_log(path)
+    log = log or require_table_log(Path(path))
     require_columns(path, table, log.schema)
     writer = log.protocol.min_writer_version
     features = set(log.protocol.writer_features or ()) - _FEATURES if writer == _WITH_FEATURES else set()
@@ -127,6 +132,7 @@ def require_appendable(path: Path, table: Table) -> None:
         features = {"columnMapping"}
     features |= {"checkConstraints" for name in log.properties if name.startswith(_CONSTRAINT)}
     features |= {name for name in _CHECKED_COLUMNS if name in log.schema}
+    features |= {"NOT NULL columns" for field in json.loads(log.schema)["fields"] if not field["nullable"]}
     if features or writer > _WITH_FEATURES:
         wanted = ", ".join(sorted(features)) or f"writer version {writer}"
         message = (
@@ -163,7 +169,7 @@ def write_checkpoint(spark: SparkSession, path: Path) -> None:
     log.checkpoint()
 
 
-def require_columns(path: Path, table: Table, schema: str, *, may_lack: Collection[str] = ()) -> frozenset[str]:
+def require_columns(path: Path | str, table: Table, schema: str, *, may_lack: Collection[str] = ()) -> frozenset[str]:
     """Refuse a table with other columns than `table` has; return the names of those that it has.
 
     Args:

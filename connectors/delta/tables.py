@@ -92,6 +92,12 @@ class Table:
     partitioned_by: str | None = None
 
     @property
+    def day(self) -> str:
+        """The column with the date by which the table is partitioned, as every table is that grows with the log."""
+        assert self.partitioned_by is not None, f"{self.name} has no dates"
+        return self.partitioned_by
+
+    @property
     def decided_columns(self) -> tuple[Column, ...]:
         """The columns of the rows as they were decided: not those that the flusher adds or that follow from others."""
         return tuple(column for column in self.columns if column not in FLUSHER_COLUMNS and column.of_ms is None)

@@ -35,6 +35,12 @@ class HadoopFile:
         except Py4JJavaError as error:
             raise self._unreachable(error) from error
 
+    @property
+    def qualified(self) -> tuple[str, str]:
+        """(scheme, path), with the scheme that Hadoop takes if the URL has none."""
+        url = self._file_system.makeQualified(self._path).toUri()
+        return str(url.getScheme()), str(url.getPath())
+
     def read(self) -> bytes | None:
         """Return the content; None: there is no such file."""
         try:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from connectors.delta.rows import completed_rows
-from pipelines.cluster.audit.audit_query import audit_key, new_entries, rows_from
+from pipelines.cluster.audit.audit_query import audit_key, new_entries
+from pipelines.cluster.audit.entry_rows import rows_from
 from pipelines.cluster.decide import decide_query
 from pipelines.cluster.decide.extent import Cursors
 from pipelines.cluster.decide.outgoing import EntryKey

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Action", "Add", "CommitInfo", "MetaData", "Protocol", "Remove", "Txn", "read_actions"]
+__all__ = ["Action", "Add", "CommitInfo", "MetaData", "Protocol", "Remove", "Txn", "read_action", "read_actions"]
 
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _CRC_MAGIC: Final = b"crc\0"
@@ -87,6 +87,11 @@ class Action(msgspec.Struct, rename="camel"):
 
 
 _decode = msgspec.json.Decoder(Action).decode
+
+
+def read_action(line: str) -> Action:
+    """Return an action by its line in a commit. Raises msgspec.ValidationError if it is none."""
+    return _decode(line)
 
 
 def read_actions(file: Path, wanted: Sequence[str] = ()) -> list[Action]:

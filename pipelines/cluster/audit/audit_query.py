@@ -6,37 +6,30 @@ are stored for each micro-batch before it is written, and a micro-batch that is 
 Delta recognises the repeated commit by its transaction id.
 """
 
-import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.erased_values import RejectedHeads
-from connectors.delta.log.transactions import app_id
-from connectors.delta.row_totals import NO_ROWS, RowTotal, appended_totals, totals_by_day
-from connectors.delta.rows import completed_rows
 from connectors.delta.session import join_pool
-from connectors.delta.spark_append import append_by_spark
-from connectors.delta.spark_schemas import spark_schema
-from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options, starting_offsets
 from connectors.kafka.topic_admin import describe
 from pipelines.cluster.audit.dead_letter_copies import copy_dead_letters
+from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.cluster.audit.table_locations import TableLocations
-from pipelines.cluster.audit.unit_entries import UNIT_TABLE, UnitsKey, completed_units
+from pipelines.cluster.audit.unit_entries import UnitsKey
+from pipelines.cluster.audit.written_files import AuditOffset
+from pipelines.cluster.audit.written_tables import WrittenTables
 from pipelines.cluster.checkpoint_identity import Beginnings
 from pipelines.cluster.decide.extent import KEY_FORMAT, Cursors
 from pipelines.cluster.decide.outgoing import EntryKey
 from pipelines.cluster.hadoop_file import HadoopFile
-from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
 from pipelines.decide_ops.entry import EntryKind, LogPlace
 from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
@@ -44,21 +37,16 @@ from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = [
-    "PIPELINE",
     "QUERY",
     "AuditQuery",
     "audit_key",
     "begins_now",
     "entries_per_commit_max",
     "new_entries",
-    "rows_from",
     "stored_cursors",
 ]
 
 QUERY = "audit"
-PIPELINE = "cluster"
-"""Of the transaction ids: their versions count micro-batches of this query."""
-
 ENTRIES_PER_COMMIT_MIN, ENTRIES_PER_COMMIT_MAX = 20_000, 600_000
 ENTRIES_PER_S = 2_000
 """What the query can keep up with, up to an interval of five minutes: 64 shards with micro-batches of a second send a
@@ -66,8 +54,6 @@ tenth of it. Their keys are in the memory of the driver, so their number has a b
 _CURSORS_KEPT = 100
 _AGAIN = "Put the file back, or begin a new checkpoint with tables of its own, which decides the log again"
 
-AuditOffset = tuple[int, int]
-"""(partition of the audit topic, Kafka offset)."""
 Head = tuple[AuditOffset, EntryKey | UnitsKey | None, int, bytes]
 """(its place in the topic, key, table number, value if it is a dead letter) of an entry."""
 
@@ -105,16 +91,15 @@ class AuditQuery:
         self._spark = spark
         self._connection = connection
         self._prefix = prefix
-        self._tables = tables
+        self._tables = WrittenTables(spark, tables, EntryRows(state_epoch, ops_topic_id, rejected_heads), QUERY)
         self._state_epoch = state_epoch
-        self._ops_topic_id = ops_topic_id
         self._begins = begins
         self._checkpoint = checkpoint
         self._interval_s = interval_s
-        self._rejected_heads = rejected_heads
 
     def start(self) -> StreamingQuery:
         """Start the query."""
+        join_pool(self._spark, QUERY)
         topic = ClusterTopics.of(self._prefix).audit
         frame = (
             self._spark.readStream.format("kafka")
@@ -140,62 +125,11 @@ class AuditQuery:
             cursors = stored_cursors(self._spark, self._checkpoint, batch_id)
             entries = new_entries(_heads(frame), cursors, self._state_epoch)
             fresh = _without(self._spark, frame, entries.repeated)
-            appends = [
-                (AUDIT_TABLES[table], _entries_of(fresh, EntryKind.AUDIT, number))
-                for table, number in TABLE_NUMBERS.items()
-                if number in entries.numbers
-            ]
-            if UNIT_TABLE in entries.numbers:
-                appends.append((CONSUME_QUEUE, _entries_of(fresh, EntryKind.UNITS, UNIT_TABLE)))
-            with ThreadPoolExecutor(len(TABLE_NUMBERS) + 1, "audit-commit") as pool:
-                # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
-                commits = [pool.submit(self._append, table, some, entries.partly, batch_id) for table, some in appends]
-            for commit in commits:
-                commit.result()
+            self._tables.append(fresh, entries.numbers, entries.partly, batch_id)
             copy_dead_letters(self._spark, self._connection, self._prefix, entries.letters)
             self._store_cursors(batch_id + 1, cursors)
         finally:
             frame.unpersist()
-
-    def _append(self, table: Table, entries: DataFrame, partly: Mapping[AuditOffset, LogPlace], batch_id: int) -> None:
-        """Commit the rows of entries, of those in `partly` the rows from a place on."""
-        join_pool(self._spark, QUERY)
-        epoch, topic_id, heads, name = self._state_epoch, self._ops_topic_id, self._rejected_heads, table.name
-        day = table.partitioned_by
-        assert day is not None, "every table of the job is partitioned by a date"
-
-        def completed(begin: LogPlace | None, key: bytes, value: bytes) -> pa.Table:
-            if name == CONSUME_QUEUE.name:
-                return completed_units(key, value, epoch, begin)
-            _, data = read_slice(value)
-            found = completed_rows(name, data, None, epoch, topic_id, heads)
-            return found if begin is None else rows_from(found, begin)
-
-        def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for entry in zip(*batch.columns, strict=True):
-                    partition, offset, key, value = (each.as_py() for each in entry)
-                    yield from completed(partly.get((partition, offset)), key, value).to_batches()
-
-        def totals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in rows(batches):
-                by_day = totals_by_day(pa.Table.from_batches([batch]), day)
-                yield pa.RecordBatch.from_pylist([{"day": date, **total._asdict()} for date, total in by_day.items()])
-
-        slices = entries.select("partition", "offset", "key", "value")
-        added: dict[dt.date, RowTotal] = {}
-        for counted in slices.mapInArrow(totals, "day date, rows long, digest long").toArrow().to_pylist():
-            date = counted.pop("day")
-            added[date] = added.get(date, NO_ROWS).plus(RowTotal(**counted))
-        app = app_id(PIPELINE, name, epoch)
-        append_by_spark(
-            self._spark,
-            self._tables.of(name),
-            slices.mapInArrow(rows, spark_schema(table)),
-            app_id=app,
-            version=batch_id,
-            more=lambda last: appended_totals(epoch, added, last, is_first=last(app) is None),
-        )
 
     def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
         _cursor_file(self._spark, self._checkpoint, batch_id).write(msgspec.json.encode(cursors.ends))
@@ -281,14 +215,6 @@ def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Curso
     return Cursors({})
 
 
-def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:
-    """Return the rows of a slice from a place on."""
-    offsets, ordinals = rows["kafka_offset"], rows["ordinal"]
-    is_of_later_record = pc.greater(offsets, begin.kafka_offset)
-    is_later_row = pc.and_(pc.equal(offsets, begin.kafka_offset), pc.greater_equal(ordinals, begin.ordinal))
-    return rows.filter(pc.or_(is_of_later_record, is_later_row))
-
-
 def begins_now(connection: KafkaConnection, prefix: str) -> Beginnings:
     """Return the fields of the identity of a state that begins now: before the ends of its topics is nothing of it.
 
@@ -338,8 +264,3 @@ def _without(spark: SparkSession, frame: DataFrame, repeated: list[AuditOffset])
     partitions, offsets = zip(*repeated, strict=True)
     places = pa.table({"partition": pa.array(partitions, pa.int32()), "offset": pa.array(offsets, pa.int64())})
     return frame.join(f.broadcast(spark.createDataFrame(places)), ["partition", "offset"], "left_anti")
-
-
-def _entries_of(frame: DataFrame, kind: int, number: int) -> DataFrame:
-    is_of_kind = f.substring("key", -1, 1) == f.lit(bytes((kind,)))
-    return frame.where(is_of_kind & (f.substring("value", 1, 1) == f.lit(bytes((number,)))))

@@ -1,6 +1,7 @@
 """Where the Delta tables of a job on a cluster are: below one path or URL that every executor can write to."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
@@ -9,6 +10,7 @@ from pyspark.sql import functions as f
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.store import column_differences, create_table, types_of
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
+from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["TableLocations"]
@@ -27,6 +29,17 @@ class TableLocations:
     def of(self, table: str) -> str:
         """Return the path or URL of a table."""
         return f"{self.root}/{table}"
+
+    def folder(self, spark: SparkSession) -> Path | None:
+        """Return the root as a folder that every node has; None: it is in another file system.
+
+        Hadoop says so, to which a path without a scheme may be one of a cluster's own file system.
+
+        Raises:
+            Unavailable: The place cannot be reached.
+        """
+        scheme, path = HadoopFile(spark, self.root).qualified
+        return Path(path) if scheme == "file" else None
 
     def ensure(self, spark: SparkSession) -> None:
         """Create the audit tables and `consume_queue` where they are missing.

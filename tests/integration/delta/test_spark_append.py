@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.log.transactions import app_id
 from connectors.delta.row_totals import appended_totals, totals_by_day
-from connectors.delta.spark_append import append_by_spark
+from connectors.delta.spark_append import SparkAppend
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import TABLES, table_path
 from tests.support.delta_files import create_table
@@ -32,14 +32,13 @@ APP = app_id("cluster", TABLE.name, "epoch")
 def append(spark: SparkSession, root: Path, rows: pa.Table, version: int, *, counts: bool = True) -> bool:
     assert TABLE.partitioned_by is not None
     added = totals_by_day(rows, TABLE.partitioned_by)
-    return append_by_spark(
-        spark,
-        str(table_path(root, TABLE.name)),
-        spark.createDataFrame(rows, spark_schema(TABLE)),
-        app_id=APP,
-        version=version,
-        more=lambda last: appended_totals("epoch", added, last, is_first=last(APP) is None) if counts else {},
-    )
+    commit = SparkAppend(spark, str(table_path(root, TABLE.name)), app_id=APP, version=version)
+    if not commit.is_done:
+        commit.commit_rows(
+            spark.createDataFrame(rows, spark_schema(TABLE)),
+            lambda last: appended_totals("epoch", added, last, is_first=last(APP) is None) if counts else {},
+        )
+    return not commit.is_done
 
 
 @pytest.fixture

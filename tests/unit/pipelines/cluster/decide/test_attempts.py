@@ -15,7 +15,8 @@ import pytest
 from connectors.delta.rows import completed_rows
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
-from pipelines.cluster.audit.audit_query import audit_key, new_entries, rows_from
+from pipelines.cluster.audit.audit_query import audit_key, new_entries
+from pipelines.cluster.audit.entry_rows import rows_from
 from pipelines.cluster.audit.unit_entries import UnitsKey
 from pipelines.cluster.decide import shard
 from pipelines.cluster.decide.extent import Cursors, Extent

@@ -1,0 +1,171 @@
+"""Writes the rows of a micro-batch of the audit query to the tables: one commit for each table that gets some.
+
+    tables in a folder of all nodes   entries ──> tasks: rows, Parquet files and their totals ──> a commit of the files
+    other tables                      entries ──> tasks: rows ──> Spark: files and a commit of them, table by table
+
+A task has the rows as Arrow, and writes them for a fortieth of what that costs in Spark, which makes rows of its own of
+them first (docs/scale.md). But Spark reaches every file system that Hadoop knows, and knows all that Delta asks of the
+writer of a table, such as constraints that somebody has added to it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from connectors.delta.log.transactions import app_id
+from connectors.delta.row_totals import RowTotal, appended_totals, totals_by_day
+from connectors.delta.session import join_pool
+from connectors.delta.spark_append import More, SparkAppend
+from connectors.delta.spark_schemas import spark_schema
+from connectors.delta.store import require_appendable
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table, table_path
+from pipelines.cluster.audit.entry_rows import EntryRows
+from pipelines.cluster.audit.table_locations import TableLocations
+from pipelines.cluster.audit.unit_entries import UNIT_TABLE
+from pipelines.cluster.audit.written_files import AuditOffset, Totals, Written, rows_by_entry, sum_of, write_files
+from pipelines.decide_ops.entries import TABLE_NUMBERS
+from pipelines.decide_ops.entry import EntryKind, LogPlace
+from popstream.wire.base_errors import Invalid
+
+__all__ = ["PIPELINE", "WrittenTables"]
+
+PIPELINE = "cluster"
+"""Of the transaction ids: their versions count micro-batches of the audit query."""
+
+_HAS_ROWS = (bytes((EntryKind.AUDIT,)), bytes((EntryKind.UNITS,)))
+_TABLES = {number: AUDIT_TABLES[name] for name, number in TABLE_NUMBERS.items()} | {UNIT_TABLE: CONSUME_QUEUE}
+
+
+_AFTER_WRITES = "delta.autoOptimize."
+"""Of the names of properties by which Delta's writer makes larger files."""
+
+
+class WrittenTables:
+    """The tables of a job, for the query that writes them.
+
+    Args:
+        spark: The session.
+        locations: Where the tables are; they exist.
+        rows: Makes the rows of entries.
+        pool: Name of the query, whose jobs Spark runs beside those of others.
+    """
+
+    def __init__(self, spark: SparkSession, locations: TableLocations, rows: EntryRows, pool: str) -> None:
+        self._spark = spark
+        self._locations = locations
+        self._rows = rows
+        self._pool = pool
+
+    def append(
+        self, entries: DataFrame, numbers: Iterable[int], partly: Mapping[AuditOffset, LogPlace], version: int
+    ) -> None:
+        """Commit the rows of entries. A table that has those of this version is left as it is.
+
+        Args:
+            entries: partition, offset, key and value of entries; those of other kinds than rows and units are ignored.
+            numbers: The numbers of the tables that get rows.
+            partly: Of these entries the rows from a place on.
+            version: Number of the micro-batch.
+
+        Raises:
+            Unavailable: The place of the tables cannot be reached.
+            Corrupt: The log of a table is damaged.
+            PySparkException: A task has failed.
+            Py4JJavaError: Spark or Delta failed.
+        """
+        join_pool(self._spark, self._pool)
+        tables = [_TABLES[number] for number in sorted(numbers)]
+        slices = entries.where(f.substring("key", -1, 1).isin(*_HAS_ROWS)).select("partition", "offset", "key", "value")
+        folder = self._locations.folder(self._spark)
+        # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
+        with ThreadPoolExecutor(len(_TABLES), "audit-commit", lambda: join_pool(self._spark, self._pool)) as pool:
+            begun = list(pool.map(partial(self._begun, version=version), tables))
+            due = [each for each in begun if not each.commit.is_done]
+            by_tasks = [each for each in due if folder is not None and _takes_files(each)]
+            by_spark = [each for each in due if each not in by_tasks]
+            commits = [
+                pool.submit(self._append_by_spark, each, _of_tables(slices, [each]), partly) for each in by_spark
+            ]
+            if folder is not None and by_tasks:
+                written = write_files(_of_tables(slices, by_tasks), self._rows, partly, folder)
+                commits += [
+                    pool.submit(self._append_files, each, written[each.table.name], folder)
+                    for each in by_tasks
+                    if each.table.name in written
+                ]
+        for commit in commits:
+            commit.result()
+
+    def _begun(self, table: Table, version: int) -> "_Begun":
+        return _Begun(table, self._commit(table, version), version)
+
+    def _commit(self, table: Table, version: int) -> SparkAppend:
+        app = app_id(PIPELINE, table.name, self._rows.state_epoch)
+        return SparkAppend(self._spark, self._locations.of(table.name), app_id=app, version=version)
+
+    def _append_files(self, begun: "_Begun", written: Sequence[Written], folder: Path) -> None:
+        files = [file for each in written for file in each.files]
+        try:
+            begun.commit.commit_files(files, self._totals(begun.table, (each.totals for each in written)))
+        except BaseException:
+            if not self._commit(begun.table, begun.version).is_done:
+                for file in files:
+                    (table_path(folder, begun.table.name) / file.path).unlink(missing_ok=True)
+            raise
+
+    def _append_by_spark(self, begun: "_Begun", slices: DataFrame, partly: Mapping[AuditOffset, LogPlace]) -> None:
+        table = begun.table
+        entry_rows = self._rows
+
+        def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for _, of_entry in rows_by_entry(entry_rows, batches, partly):
+                yield from of_entry.to_batches()
+
+        def totals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for _, of_entry in rows_by_entry(entry_rows, batches, partly):
+                by_day = totals_by_day(of_entry, table.day)
+                yield pa.RecordBatch.from_pylist([{"day": date, **total._asdict()} for date, total in by_day.items()])
+
+        counted = slices.mapInArrow(totals, "day date, rows long, digest long").toArrow().to_pylist()
+        begun.commit.commit_rows(
+            slices.mapInArrow(rows, spark_schema(table)),
+            self._totals(table, ({each.pop("day"): RowTotal(**each)} for each in counted)),
+        )
+
+    def _totals(self, table: Table, found: Iterable[Totals]) -> More:
+        """Return what sets the totals of the rows that a commit adds."""
+        epoch = self._rows.state_epoch
+        app = app_id(PIPELINE, table.name, epoch)
+        added = sum_of(found)
+        return lambda last: appended_totals(epoch, added, last, is_first=last(app) is None)
+
+
+class _Begun(NamedTuple):
+    """A table that gets rows, and the commit that adds them."""
+
+    table: Table
+    commit: SparkAppend
+    version: int
+
+
+def _takes_files(begun: _Begun) -> bool:
+    """Return whether files that tasks have written can be added: nobody asks for what only Delta's writer does."""
+    log = begun.commit.log
+    if any(name.startswith(_AFTER_WRITES) and value != "false" for name, value in log.properties.items()):
+        return False
+    try:
+        require_appendable(begun.table.name, begun.table, log)
+    except Invalid:
+        return False
+    return True
+
+
+def _of_tables(slices: DataFrame, begun: Iterable[_Begun]) -> DataFrame:
+    numbers = [bytes((number,)) for number, table in _TABLES.items() if table in [each.table for each in begun]]
+    return slices.where(f.substring("value", 1, 1).isin(*numbers))
