@@ -49,6 +49,9 @@ timeline      milliseconds of each stage between an operation and its answer, at
               `operation` send -> answer, `spark` and `job` for each micro-batch
 cluster       the job on a standalone Spark cluster with executors of one core: records a second and
               `cpu_us_per_record` of single operations and of acks of 1,000 entries; `ten_operations_ms` send -> answers
+cluster_kills seconds from the SIGKILL of an executor, and of the driver, until every queue answers, with as many
+              leases as half of the operations
+cluster_lanes what the driver holds after 100,000 pops of 10 and of 100,000 lanes
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
               150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """
@@ -72,7 +75,7 @@ from tests.benchmarks.batch_change import measure_batch_change
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.build import measure_build
 from tests.benchmarks.client_cost import measure_client
-from tests.benchmarks.cluster import measure_cluster
+from tests.benchmarks.cluster import measure_cluster, measure_cluster_kills, measure_cluster_lanes
 from tests.benchmarks.consume import measure_consume
 from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
@@ -126,6 +129,8 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "timeline": measure_timeline,
     "fairness": measure_fairness,
     "cluster": measure_cluster,
+    "cluster_kills": measure_cluster_kills,
+    "cluster_lanes": measure_cluster_lanes,
 }
 PARTS = (*_PARTS, *_PARTS_WITH_KAFKA)
 

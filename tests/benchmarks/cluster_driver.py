@@ -8,9 +8,12 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.session import QUICK_COMPILER
@@ -36,7 +39,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--var", type=Path, required=True)
     parser.add_argument("--executors", type=int, required=True)
-    parser.add_argument("--records", type=int, required=True)
+    parser.add_argument("--records", type=int, required=True, help="0: the job only runs")
     parser.add_argument("--records-per-batch", type=int, required=True)
     options = parser.parse_args()
     jars = ":".join(str(jar) for jar in spark_jars(options.var))
@@ -69,13 +72,15 @@ def main() -> None:
     )
     with ClusterJob(settings, cluster, KafkaConnection(options.servers), spark) as job:
         query = next(each for each in spark.streams.active if each.name == QUERY)
-        print(json.dumps(_measured(job, query, options.records)), flush=True)
+        report = {**_measured(job, query, options.records), **_memory(spark)} if options.records else {}
+        print(json.dumps(report), flush=True)
         sys.stdin.read()
     spark.stop()
 
 
 def _measured(job: ClusterJob, query: StreamingQuery, records: int) -> dict[str, object]:
-    decided = 0
+    decided = calls = 0
+    calls_before = 0
     begin: tuple[int, float, dict[str, float]] | None = None
     last_batch = -1
     while decided < records:
@@ -85,8 +90,10 @@ def _measured(job: ClusterJob, query: StreamingQuery, records: int) -> dict[str,
         if progress is not None and progress["batchId"] > last_batch:
             last_batch = progress["batchId"]
             decided = sum(each["numInputRows"] for each in query.recentProgress)
+            calls = sum(map(_state_calls, query.recentProgress))
             if begin is None and last_batch + 1 >= WARM_UP_BATCHES:
                 begin = decided, time.perf_counter(), _cpu_by_kind()
+                calls_before = calls
         time.sleep(_POLL_S)
     assert begin is not None, "there are more records than in the micro-batches of the warm-up"
     warm = decided - begin[0]
@@ -100,6 +107,27 @@ def _measured(job: ClusterJob, query: StreamingQuery, records: int) -> dict[str,
         "cpu_us_per_record": {name: round(us, 1) for name, us in used.items()},
         "cpu_us_per_record_without_kafka": round(sum(us for name, us in used.items() if name != "kafka"), 1),
         "state_keys": state["numRowsTotal"],
+        "state_calls_per_1000_records": round((calls - calls_before) / warm * 1_000, 1),
+    }
+
+
+def _state_calls(progress: Mapping[str, Any]) -> int:
+    """Return how often a micro-batch has read or written a key of the state store."""
+    return sum(
+        operator["customMetrics"].get(name, 0)
+        for operator in progress["stateOperators"]
+        for name in ("rocksdbGetCount", "rocksdbPutCount")
+    )
+
+
+def _memory(spark: SparkSession) -> dict[str, float]:
+    """Return what the driver holds, in MiB: live objects of its JVM, and its Python."""
+    jvm: Any = spark._jvm
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    jvm.java.lang.System.gc()
+    return {
+        "driver_heap_mib": round((runtime.totalMemory() - runtime.freeMemory()) / 2**20, 1),
+        "driver_python_mib": round(psutil.Process().memory_info().rss / 2**20, 1),
     }
 
 

@@ -43,29 +43,25 @@ class SparkMap:
         Unavailable: Each method, `keys` and `items` also while they are read: Spark's state store cannot be used.
     """
 
-    __slots__ = ("_name", "_state", "calls")
+    __slots__ = ("_name", "_state")
 
     def __init__(self, state: MapState, name: str) -> None:
         self._state = state
         self._name = name
-        self.calls = 0
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, or None."""
-        self.calls += 1
         with state_errors(self._name):
             row = self._state.getValue((key,))
         return None if row is None else bytes(row[0])
 
     def put(self, key: bytes, value: bytes) -> None:
         """Store a value."""
-        self.calls += 1
         with state_errors(self._name):
             self._state.updateValue((key,), (value,))
 
     def remove(self, key: bytes) -> None:
         """Delete a key."""
-        self.calls += 1
         with state_errors(self._name):
             self._state.removeKey((key,))
 
