@@ -5,20 +5,23 @@ Delta's writer takes a single identifier. The table may be at any URL that Hadoo
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.delta.log.actions import read_action
-from connectors.delta.log.table_log import DataFile, TableLog
+from connectors.delta.log.table_log import DataFile, TableLog, require_table_log
 from connectors.delta.log.write_commit import add_action
 
 __all__ = ["More", "SparkAppend"]
 
-More = Callable[[Callable[[str], int | None]], Mapping[str, int]]
-"""Returns what else a commit sets, by `txnAppId`. It gets a function that returns the last `txnVersion` of one, as the
-commit finds it; None: there is none."""
+LastVersion = Callable[[str], int | None]
+"""Returns the last `txnVersion` of a `txnAppId`; None: there is none."""
+
+More = Callable[[LastVersion], Mapping[str, int]]
+"""Returns what else a commit sets, by `txnAppId`, from what it finds."""
 
 
 class SparkAppend:
@@ -29,23 +32,36 @@ class SparkAppend:
         location: Path or URL of the table, which exists.
         app_id: The `txnAppId` of the writer.
         version: The `txnVersion`.
+        folder: The table as a folder of this machine; None: it is elsewhere. Transactions are read there from the log
+            itself: Spark reads the whole table's log for them, in some jobs, after each commit.
 
     Attributes:
         is_done: The table has the rows, as its last `txnVersion` is not lower. Then nothing is to be committed.
 
     Raises:
+        Corrupt: The log in the folder is damaged.
         Py4JJavaError: Each method: Spark or Delta failed; a commit also if another writer has changed the table
             meanwhile, or has committed with `app_id`.
     """
 
-    def __init__(self, spark: SparkSession, location: str, *, app_id: str, version: int) -> None:
+    def __init__(
+        self, spark: SparkSession, location: str, *, app_id: str, version: int, folder: Path | None = None
+    ) -> None:
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for it
         self._jvm = jvm
         self._delta = jvm.org.apache.spark.sql.delta
         self._transaction = self._delta.DeltaLog.forTable(spark._jsparkSession, location).startTransaction()  # noqa: SLF001
         self._app_id = app_id
         self._version = version
-        self.is_done: bool = self._transaction.txnVersion(app_id) >= version
+        if folder is None:
+            known = self._transaction.snapshot().transactions()
+            self._last: LastVersion = lambda app: int(known.apply(app)) if known.contains(app) else None
+        else:
+            self._last = require_table_log(folder, self._transaction.readVersion()).txns.get
+        # What `txnVersion` does besides reading: a commit of another writer with this identifier is a conflict.
+        self._transaction.readTxn().addOne(app_id)
+        last = self._last(app_id)
+        self.is_done = last is not None and last >= version
 
     @property
     def log(self) -> TableLog:
@@ -72,11 +88,9 @@ class SparkAppend:
         self._commit(self._sequence([self._delta.actions.Action.fromJson(line) for line in lines]), more)
 
     def _commit(self, added: Any, more: More) -> None:  # noqa: ANN401 - of the JVM
-        known = self._transaction.snapshot().transactions()
-        others = more(lambda app: int(known.apply(app)) if known.contains(app) else None)
         actions = self._jvm.java.util.ArrayList(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(added))
         now = self._jvm.scala.Option.apply(int(time.time() * 1000))
-        for app, last in {self._app_id: self._version, **others}.items():
+        for app, last in {self._app_id: self._version, **more(self._last)}.items():
             actions.add(self._delta.actions.SetTransaction(app, last, now))
         none = self._jvm.scala.Option.empty()
         mode = self._jvm.org.apache.spark.sql.SaveMode.Append

@@ -85,7 +85,7 @@ class WrittenTables:
         folder = self._locations.folder(self._spark)
         # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
         with ThreadPoolExecutor(len(_TABLES), "audit-commit", lambda: join_pool(self._spark, self._pool)) as pool:
-            begun = list(pool.map(partial(self._begun, version=version), tables))
+            begun = list(pool.map(partial(self._begun, version=version, folder=folder), tables))
             due = [each for each in begun if not each.commit.is_done]
             by_tasks = [each for each in due if folder is not None and _takes_files(each)]
             by_spark = [each for each in due if each not in by_tasks]
@@ -102,19 +102,22 @@ class WrittenTables:
         for commit in commits:
             commit.result()
 
-    def _begun(self, table: Table, version: int) -> "_Begun":
-        return _Begun(table, self._commit(table, version), version)
-
-    def _commit(self, table: Table, version: int) -> SparkAppend:
-        app = app_id(PIPELINE, table.name, self._rows.state_epoch)
-        return SparkAppend(self._spark, self._locations.of(table.name), app_id=app, version=version)
+    def _begun(self, table: Table, version: int, folder: Path | None) -> "_Begun":
+        commit = SparkAppend(
+            self._spark,
+            self._locations.of(table.name),
+            app_id=app_id(PIPELINE, table.name, self._rows.state_epoch),
+            version=version,
+            folder=None if folder is None else table_path(folder, table.name),
+        )
+        return _Begun(table, commit, version)
 
     def _append_files(self, begun: "_Begun", written: Sequence[Written], folder: Path) -> None:
         files = [file for each in written for file in each.files]
         try:
             begun.commit.commit_files(files, self._totals(begun.table, (each.totals for each in written)))
         except BaseException:
-            if not self._commit(begun.table, begun.version).is_done:
+            if not self._begun(begun.table, begun.version, folder).commit.is_done:
                 for file in files:
                     (table_path(folder, begun.table.name) / file.path).unlink(missing_ok=True)
             raise

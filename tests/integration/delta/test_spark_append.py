@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import PySparkException
 
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.log.transactions import app_id
@@ -74,3 +75,19 @@ def test_rows_of_a_state_whose_first_rows_were_not_counted_are_not_counted(spark
     append(spark, root, rows_of(TABLE, FIRST, 2), 1)
     assert [app for app in require_table_log(table_path(root, TABLE.name)).txns if "row_totals" in app] == []
     assert unequal(root, TABLE) == []
+
+
+@pytest.mark.parametrize("reads_log", [False, True])
+def test_of_two_writers_with_one_identifier_one_commits(spark: SparkSession, root: Path, *, reads_log: bool) -> None:
+    path = table_path(root, TABLE.name)
+    rows = spark.createDataFrame(rows_of(TABLE, FIRST), spark_schema(TABLE))
+
+    def begun() -> SparkAppend:
+        return SparkAppend(spark, str(path), app_id=APP, version=4, folder=path if reads_log else None)
+
+    one, other = begun(), begun()
+    one.commit_rows(rows, lambda _: {})
+    with pytest.raises(PySparkException, match="CONCURRENT_TRANSACTION"):
+        other.commit_rows(rows, lambda _: {})
+    assert begun().is_done
+    assert DeltaTable(path).to_pyarrow_table().num_rows == ROWS_A_DAY
