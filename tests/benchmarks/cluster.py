@@ -178,14 +178,17 @@ def _driver(
     ):
         assert driver.stdin is not None
         assert driver.stdout is not None
+        lines = (json.loads(line) for line in driver.stdout if line.startswith("{"))
+        report = next(lines, None)
         try:
-            report = next((json.loads(line) for line in driver.stdout if line.startswith("{")), None)
             if report is None:
                 message = f"the driver has ended, see {folder / 'driver.log'}"
                 raise RuntimeError(message)
             yield report, driver.pid
         finally:
             driver.stdin.close()
+            for more in lines:
+                (report or {}).update(more)
 
 
 def _environment() -> dict[str, str]:

@@ -1,14 +1,16 @@
 """A job on a cluster that decides a filled log and prints what that took: `python -m tests.benchmarks.cluster_driver`.
 
 The measurement begins when two micro-batches are committed, and ends with the last record; its report is one line of
-JSON. Then the job goes on until standard input ends.
+JSON. Then the job goes on until standard input ends, and a second line says what the last micro-batches took.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,7 @@ def main() -> None:
         report = {**_measured(job, query, options.records), **_memory(spark)} if options.records else {}
         print(json.dumps(report), flush=True)
         sys.stdin.read()
+        print(json.dumps({"micro_batch_ms": _durations_ms(query)}), flush=True)
     spark.stop()
 
 
@@ -112,12 +115,17 @@ def _measured(job: ClusterJob, query: StreamingQuery, records: int) -> dict[str,
 
 
 def _state_calls(progress: Mapping[str, Any]) -> int:
-    """Return how often a micro-batch has read or written a key of the state store."""
-    return sum(
-        operator["customMetrics"].get(name, 0)
-        for operator in progress["stateOperators"]
-        for name in ("rocksdbGetCount", "rocksdbPutCount")
-    )
+    """Return how often a micro-batch has read, written or deleted a key of the state store.
+
+    Spark, which counts the keys, reads each one before it writes or deletes it.
+    """
+    return sum(operator["customMetrics"]["rocksdbGetCount"] for operator in progress["stateOperators"])
+
+
+def _durations_ms(query: StreamingQuery) -> dict[str, float]:
+    """Return the median of what each step of the last micro-batches took."""
+    recent = [progress["durationMs"] for progress in query.recentProgress if progress["numInputRows"]]
+    return {step: statistics.median(each.get(step, 0) for each in recent) for step in sorted({*chain(*recent)})}
 
 
 def _memory(spark: SparkSession) -> dict[str, float]:
