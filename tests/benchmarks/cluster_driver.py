@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.session import QUICK_COMPILER
 from connectors.jars.resolve import spark_jars
+from connectors.spark_cluster.storage import checkpoint_conf
 from pipelines.cluster.cluster_job import CORES_COUNTED_MAX, ClusterJob, ClusterSettings
 from pipelines.cluster.decide.decide_query import QUERY
 from pipelines.cluster.session import cluster_session
@@ -50,6 +51,7 @@ def main() -> None:
         "popstream-bench",
         options.executors,
         {
+            **checkpoint_conf(str(options.folder)),
             "spark.master": options.master,
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",

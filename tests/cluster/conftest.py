@@ -18,6 +18,7 @@ from connectors.local_servers.process_tree import kill_tree
 from connectors.spark_cluster.packed_environment import pack, this_python
 from connectors.spark_cluster.spark_home import packaged_spark_home
 from connectors.spark_cluster.standalone import StandaloneCluster
+from connectors.spark_cluster.storage import checkpoint_conf
 from connectors.spark_cluster.submission import Submission, require_submittable, submit_command
 from pipelines.cluster.session import cluster_session
 
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 SUBMIT_LIMIT_S = 900
 ON_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
 LOCAL = {
+    **checkpoint_conf("file:/"),
     "spark.master": "local[2,8]",
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",

@@ -14,7 +14,7 @@ from pathlib import Path
 from kafka.errors import KafkaError
 
 from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
-from connectors.spark_cluster.object_store import canonical_place, object_store_conf
+from connectors.spark_cluster.storage import canonical_place, checkpoint_conf, tables_conf
 from pipelines.cli.exits import Exit, described, exit_code, interrupt, say
 from pipelines.cli.options import load_settings
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
     remember_job(settings, options.settings)
     remembered("--checkpoint")(cluster.checkpoint)
     remembered("--tables")(options.tables)
-    places = {**object_store_conf(cluster.checkpoint), **object_store_conf(cluster.tables)}
+    places = {**checkpoint_conf(cluster.checkpoint, settings.hadoop_conf), **tables_conf(cluster.tables)}
     conf = {**places, **settings.session_conf}
     with services_named():
         spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks, conf)

@@ -14,7 +14,7 @@ from connectors.jars.resolve import s3_jars, spark_jars
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
-from connectors.spark_cluster.object_store import is_on_s3, object_store_conf
+from connectors.spark_cluster.storage import checkpoint_conf, is_on_s3
 from pipelines.cli.job_sources import ops_topic_of, the_kafka_of
 from pipelines.cli.spark_tools import session_of_command
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, stored_identity
@@ -86,7 +86,7 @@ def cluster_spark(settings: JobSettings, checkpoint: str, var: Path) -> Iterator
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in found),
         }
-        chosen = {**own, **conf, **object_store_conf(checkpoint), **settings.session_conf}
+        chosen = {**own, **conf, **checkpoint_conf(checkpoint, settings.hadoop_conf), **settings.session_conf}
         return cluster_session("popstream-state", os.cpu_count() or 1, chosen)
 
     with session_of_command(started) as session:

@@ -10,9 +10,9 @@ import msgspec
 import typer
 
 from connectors.jars.resolve import s3_jars, spark_jars
-from connectors.spark_cluster.object_store import is_on_s3
 from connectors.spark_cluster.packed_environment import pack, read_facts, this_python
 from connectors.spark_cluster.spark_home import chosen_spark_home
+from connectors.spark_cluster.storage import is_on_s3
 from connectors.spark_cluster.submission import (
     UNPACKED,
     DeployMode,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from connectors.spark_cluster.object_store import object_store_conf
+from connectors.spark_cluster.storage import checkpoint_conf, tables_conf
 from pipelines.cli.options import load_settings
 from pipelines.cluster.session import cluster_session
 
@@ -25,7 +25,7 @@ def main() -> None:
     """Run the job."""
     settings_file, url = sys.argv[1:]
     settings = load_settings(Path(settings_file))
-    spark = cluster_session("counting", 1, {**object_store_conf(url), **settings.session_conf})
+    spark = cluster_session("counting", 1, {**checkpoint_conf(url), **tables_conf(url), **settings.session_conf})
     written: list[int] = []
 
     def write(frame: DataFrame, batch_id: int) -> None:
