@@ -15,15 +15,15 @@ from popstream.wire.limits import RANGE_OFFSETS_MAX, WINDOW_OFFSETS_MIN
 
 __all__ = ["PIECES_MAX", "SKIPS_MAX", "SPAN_MAX", "dispatches_of", "skips_of"]
 
-PIECES_MAX = 1_900
-"""Ranges of one command: with tags of 20 digits and times of delivery at most 252 kB, which fit in an outbox entry."""
+PIECES_MAX = 1_200
+"""Ranges of one command: with tags of 20 digits and times of delivery at most 160 kB, which fit in an outbox entry."""
 
 SPAN_MAX = WINDOW_OFFSETS_MIN
 """Offsets between the first and the last one of a command: at most 15,625 pages of 64 and 245 segments, which with
-1,900 ranges cost less than 20,000."""
+1,200 ranges cost less than 20,000."""
 
-SKIPS_MAX = 40
-"""Ranges of one command that follow each other, of up to RANGE_OFFSETS_MAX: each costs 491 of 20,000."""
+SKIPS_MAX = 27
+"""Ranges of one command that follow each other, of up to RANGE_OFFSETS_MAX: each costs 736 of 20,000."""
 
 
 def dispatches_of(topic: str, queue_id: int, scan: Scan) -> Iterator[Dispatch]:
