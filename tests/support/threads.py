@@ -32,11 +32,13 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 
 @contextmanager
-def leaves_no_thread() -> Iterator[None]:
-    """Everything that has begun within has ended, now or soon.
+def leaves_no_thread(*, soon: bool = False) -> Iterator[None]:
+    """Everything that has begun within has ended when it is left, or `soon` after.
 
     Threads of other tests may end meanwhile, so what counts is what is new.
     """
     before = set(threading.enumerate())
     yield
-    eventually(lambda: set(threading.enumerate()) <= before)
+    if soon:
+        eventually(lambda: set(threading.enumerate()) <= before)
+    assert set(threading.enumerate()) <= before

@@ -623,7 +623,7 @@ def test_a_change_without_an_answer_is_sent_again_as_it_was(job: MemoryJob) -> N
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     """A closed consumer leaves no thread behind."""
-    with leaves_no_thread():
+    with leaves_no_thread(soon=True):
         yield
 
 

@@ -38,7 +38,7 @@ def test_a_message_that_does_not_come_fails_the_test() -> None:
 
 
 def test_a_job_closes_what_a_test_has_left_open() -> None:
-    with leaves_no_thread():
+    with leaves_no_thread(soon=True):
         with MemoryJob() as job:
             job.write("orders", 0, [b"one"])
             consumer, producer = job.consumer("billing", topics=["orders"]), job.producer()
