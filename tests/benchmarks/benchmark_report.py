@@ -51,7 +51,7 @@ cluster       the job on a standalone Spark cluster with executors of one core: 
               `cpu_us_per_record` of single operations and of acks of 1,000 entries; `ten_operations_ms` send -> answers
 cluster_kills seconds from the SIGKILL of an executor, and of the driver, until every queue answers, with as many
               leases as half of the operations
-cluster_lanes what the driver holds after 100,000 pops of 10 and of 100,000 lanes
+cluster_lanes what the driver holds after some 100,000 pops of 10 and of as many lanes
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
               150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """

@@ -7,9 +7,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -18,7 +18,7 @@ from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.local_servers.process_tree import kill_tree
 from connectors.spark_cluster.standalone import StandaloneCluster
 from popstream import ClientSettings, Transport
-from popstream.wire.command import Command, Pop, Tick
+from popstream.wire.command import Command, Tick
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.cluster_driver import EXECUTOR
 from tests.benchmarks.drain import fill
@@ -33,7 +33,6 @@ RESULTS_PARTITIONS = 8
 _ENTRIES = 1_000
 _TOPIC, _GROUP = "bench", "group"
 _SINGLE_PER_BATCH, _LARGE_PER_BATCH, _LANES_PER_BATCH = 60_000, 400, 20_000
-_POPS = 100_000
 
 
 def measure_cluster(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
@@ -46,17 +45,11 @@ def measure_cluster(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
         ("single_2_executors", 2, 1),
         ("entries_2_executors", 2, _ENTRIES),
     ):
-        prefix = f"cluster_{name}"
-        ensure_topics(kafka.connection, Topics.of(prefix), TopicSettings(ops_partitions=OPS_PARTITIONS))
         count = messages if entries == 1 else pops * entries
         streams = [_operations(queue_id, messages if entries == 1 else pops, entries) for queue_id in range(QUEUES)]
-        records = fill(kafka, prefix, _TOPIC, count, streams, options.on_progress)
-        folder = options.work / prefix
         per_batch = _SINGLE_PER_BATCH if entries == 1 else _LARGE_PER_BATCH
-        with (
-            StandaloneCluster(folder / "cluster", workers=executors, environment=_environment()) as cluster,
-            _driver(options, kafka, prefix, folder, cluster, executors, records, per_batch) as (drained, _),
-        ):
+        prefix = f"cluster_{name}"
+        with _site(options, kafka, prefix, executors, count, streams) as site, _driver(site, per_batch) as (drained, _):
             report[name] = drained
             if entries > 1:
                 report[name]["acked_entries_per_s"] = round(drained["records_per_s"] / 2 * entries)
@@ -68,22 +61,18 @@ def measure_cluster(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
 
 def measure_cluster_kills(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
     """Kill an executor, and then the driver, while as many messages are leased as half of the operations."""
-    prefix, folder = "cluster_kills", options.work / "cluster_kills"
-    ensure_topics(kafka.connection, Topics.of(prefix), TopicSettings(ops_partitions=OPS_PARTITIONS))
-    leases = options.operations // 2 // QUEUES
+    prefix, leases = "cluster_kills", options.operations // 2 // QUEUES
     streams = [single_pops(_TOPIC, queue_id, _GROUP, leases) for queue_id in range(QUEUES)]
-    records = fill(kafka, prefix, _TOPIC, leases, streams, options.on_progress)
-    with StandaloneCluster(folder / "cluster", workers=2, environment=_environment()) as cluster:
-        job = options, kafka, prefix, folder, cluster, 2
-        with _driver(*job, records, _SINGLE_PER_BATCH) as (drained, driver):
+    with _site(options, kafka, prefix, 2, leases, streams) as site:
+        with _driver(site, _SINGLE_PER_BATCH) as (drained, driver):
             options.on_progress("killing an executor")
             began_s = time.perf_counter()
-            _executor(cluster).kill()
+            _executor(site.cluster).kill()
             after_executor_s = _until_all_answer(kafka, prefix, began_s)
             options.on_progress("killing the driver")
             began_s = time.perf_counter()
             kill_tree(driver)
-        with _driver(*job, 0, _SINGLE_PER_BATCH):
+        with _driver(site._replace(records=0), _SINGLE_PER_BATCH):
             after_driver_s = _until_all_answer(kafka, prefix, began_s)
     return {
         "leases": leases * QUEUES,
@@ -94,36 +83,23 @@ def measure_cluster_kills(options: BenchOptions, kafka: EmbeddedKafka) -> dict[s
 
 
 def measure_cluster_lanes(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
-    """Compare what the driver holds with ten and with 100,000 lanes."""
+    """Compare what the driver holds after as many pops with ten lanes and with some 100,000."""
     report: dict[str, Any] = {}
-    for lanes in (10, 100_000):
-        prefix = f"cluster_lanes_{lanes}"
-        folder = options.work / prefix
-        ensure_topics(kafka.connection, Topics.of(prefix), TopicSettings(ops_partitions=OPS_PARTITIONS))
-        queues = min(lanes, QUEUES)
-        streams = [_pops_of_groups(queue_id, _POPS // queues, lanes // queues) for queue_id in range(queues)]
-        records = fill(kafka, prefix, _TOPIC, 1, streams, options.on_progress)
+    for queues, groups in ((10, 1), (QUEUES, 100_000 // QUEUES)):
+        lanes = queues * groups
+        streams = [_pops_of_groups(queue_id, groups, 100_000 // lanes) for queue_id in range(queues)]
         with (
-            StandaloneCluster(folder / "cluster", workers=2, environment=_environment()) as cluster,
-            _driver(options, kafka, prefix, folder, cluster, 2, records, _LANES_PER_BATCH) as (drained, _),
+            _site(options, kafka, f"cluster_{lanes}_lanes", 2, 1, streams) as site,
+            _driver(site, _LANES_PER_BATCH) as (drained, _),
         ):
             report[f"with_{lanes}_lanes"] = {name: drained[name] for name in ("driver_heap_mib", "driver_python_mib")}
     return report
 
 
-def _pops_of_groups(queue_id: int, pops: int, groups: int) -> Iterator[Command]:
-    for number in range(pops):
-        yield Pop(
-            topic=_TOPIC,
-            queue_id=queue_id,
-            v=1,
-            op_id=f"{queue_id}-{number}",
-            group=f"group-{number % groups}",
-            max_messages=1,
-            invisible_time_ms=3_600_000,
-            init="min",
-            reply_to=0,
-        )
+def _pops_of_groups(queue_id: int, groups: int, pops: int) -> Iterator[Command]:
+    """Yield the pops of each group."""
+    for group in range(groups):
+        yield from single_pops(_TOPIC, queue_id, f"group-{group}", pops)
 
 
 def _executor(cluster: StandaloneCluster) -> psutil.Process:
@@ -154,18 +130,40 @@ def _operations(queue_id: int, pops: int, entries: int) -> Iterable[Command]:
     return whole_pop_ops(_TOPIC, queue_id, _GROUP, pops, entries, entry_offsets=1, reply_to=reply_to)
 
 
+class _Site(NamedTuple):
+    """A filled log, and a cluster for its job."""
+
+    options: BenchOptions
+    kafka: EmbeddedKafka
+    prefix: str
+    folder: Path
+    cluster: StandaloneCluster
+    executors: int
+    records: int
+    """How many are decided before the job counts as running."""
+
+
 @contextlib.contextmanager
-def _driver(
+def _site(
     options: BenchOptions,
     kafka: EmbeddedKafka,
     prefix: str,
-    folder: Path,
-    cluster: StandaloneCluster,
     executors: int,
-    records: int,
-    per_batch: int,
-) -> Iterator[tuple[dict[str, Any], int]]:
+    messages: int,
+    streams: Sequence[Iterable[Command]],
+) -> Iterator[_Site]:
+    """Fill the log of a new prefix as `fill` does, and run a cluster."""
+    ensure_topics(kafka.connection, Topics.of(prefix), TopicSettings(ops_partitions=OPS_PARTITIONS))
+    records = fill(kafka, prefix, _TOPIC, messages, streams, options.on_progress)
+    folder = options.work / prefix
+    with StandaloneCluster(folder / "cluster", workers=executors, environment=_environment()) as cluster:
+        yield _Site(options, kafka, prefix, folder, cluster, executors, records)
+
+
+@contextlib.contextmanager
+def _driver(site: _Site, per_batch: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Run a job until its log is decided, and yield its report and process id; it goes on in the block."""
+    options, kafka, prefix, folder, cluster, executors, records = site
     command = [sys.executable, "-m", "tests.benchmarks.cluster_driver", "--servers", kafka.bootstrap_servers]
     command += ["--prefix", prefix, "--master", cluster.master_url, "--folder", str(folder), "--var", str(options.var)]
     command += ["--executors", str(executors), "--records", str(records), "--records-per-batch", str(per_batch)]
