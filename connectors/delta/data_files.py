@@ -109,8 +109,8 @@ def data_schema(table: Table) -> pa.Schema:
     return pa.schema([field for field in arrow_schema(table) if field.name != table.partitioned_by])
 
 
-def parquet_writer(file: Path, schema: pa.Schema, footers: list[pq.FileMetaData] | None = None) -> pq.ParquetWriter:
-    """Open a new file for rows. Its footer is added to `footers` when it is closed.
+def parquet_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Open a new file for rows.
 
     Neighbouring rows have neighbouring offsets, times and counts. As differences they take a quarter of the space that
     a dictionary takes, and half of the time (measured on generated rows of deliveries: 5.6 instead of 22 bytes a row).
@@ -119,7 +119,6 @@ def parquet_writer(file: Path, schema: pa.Schema, footers: list[pq.FileMetaData]
     return pq.ParquetWriter(
         file,
         schema,
-        metadata_collector=footers,
         compression="zstd",
         write_page_checksum=True,
         use_dictionary=[name for name in schema.names if name not in packed],
@@ -171,18 +170,16 @@ class _OpenFile:
         folder = root.joinpath(*(f"{name}={each}" for name, each in self._values.items()))
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"part-{secrets.token_hex(16)}.zstd.parquet"
-        self._footers: list[pq.FileMetaData] = []
-        self.writer = parquet_writer(self.path, data_schema(table), self._footers)
+        self.writer = parquet_writer(self.path, data_schema(table))
 
     def data_file(self) -> DataFile:
         """Return the file, which has been closed, as a commit names it."""
-        (footer,) = self._footers
         return DataFile(
             path=str(self.path.relative_to(self._root)),
             size=self.path.stat().st_size,
             modification_ms=int(time.time() * 1000),
             partition_values=self._values,
-            stats=msgspec.json.encode(file_statistics(footer)).decode(),
+            stats=msgspec.json.encode(file_statistics(pq.read_metadata(self.path))).decode(),
         )
 
 

@@ -25,15 +25,17 @@ import pyarrow.compute as pc
 from connectors.delta.row_digest import row_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = [
     "NO_ROWS",
     "RowTotal",
     "RowTotalsWriter",
+    "Totals",
     "WrittenTotals",
     "appended_totals",
     "digest_change",
+    "sum_of",
     "totals_by_day",
 ]
 
@@ -62,8 +64,20 @@ class RowTotal(NamedTuple):
 
 NO_ROWS: Final = RowTotal(0, 0)
 
+Totals = dict[dt.date, RowTotal]
+"""The rows of each date."""
 
-def totals_by_day(rows: pa.Table, day: str) -> dict[dt.date, RowTotal]:
+
+def sum_of(found: Iterable[Totals]) -> Totals:
+    """Return totals of the same table as one."""
+    added: Totals = {}
+    for totals in found:
+        for day, total in totals.items():
+            added[day] = added.get(day, NO_ROWS).plus(total)
+    return added
+
+
+def totals_by_day(rows: pa.Table, day: str) -> Totals:
     """Return the total of the rows of each date; `day` is the column with the date."""
     digests = row_digests(rows)
     dates = rows[day].combine_chunks()
@@ -191,7 +205,7 @@ class RowTotalsWriter:
         written = WrittenTotals(txns)
         self._epoch = state_epoch
         self._totals = {day: total or NO_ROWS for day, total in written.by_epoch.get(state_epoch, {}).items()}
-        self._adding: dict[dt.date, RowTotal] = {}
+        self._adding: Totals = {}
         self._due = dict(self._of_first_commit(written, committed, was_restored=was_restored))
         """What else the next commit sets."""
 
@@ -207,8 +221,7 @@ class RowTotalsWriter:
 
     def add(self, rows: pa.Table, day: str) -> None:
         """Count rows of the next commit; `day` is the column with their date."""
-        for date, total in totals_by_day(rows, day).items():
-            self._adding[date] = self._adding.get(date, NO_ROWS).plus(total)
+        self._adding = sum_of([self._adding, totals_by_day(rows, day)])
 
     def txns(self) -> dict[str, int]:
         """Return what the next commit has to set, by `txnAppId`."""
@@ -219,8 +232,7 @@ class RowTotalsWriter:
 
     def committed(self) -> None:
         """Note that the commit has been made."""
-        for day, added in self._adding.items():
-            self._totals[day] = self._totals.get(day, NO_ROWS).plus(added)
+        self._totals = sum_of([self._totals, self._adding])
         self._due = {}
         self.discard()
 

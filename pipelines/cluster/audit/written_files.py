@@ -6,7 +6,6 @@ A task returns what it has written, by table. The files belong to a table once t
 that was killed, or done twice, never do, and a VACUUM deletes them, as it does files of Spark's own tasks.
 """
 
-import datetime as dt
 import platform
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,19 +18,17 @@ from pyspark.sql import DataFrame
 
 from connectors.delta.data_files import DataFilesWriter
 from connectors.delta.log.table_log import DataFile
-from connectors.delta.row_totals import NO_ROWS, RowTotal, totals_by_day
+from connectors.delta.row_totals import Totals, sum_of, totals_by_day
 from connectors.delta.rows import WaitingRows
 from connectors.delta.tables import Table, table_path
 from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["AuditOffset", "Totals", "Written", "rows_by_entry", "sum_of", "write_files"]
+__all__ = ["AuditOffset", "Written", "rows_by_entry", "write_files"]
 
 AuditOffset = tuple[int, int]
 """(partition of the audit topic, Kafka offset)."""
-Totals = dict[dt.date, RowTotal]
-"""The rows of each date."""
 
 _SCHEMA = pa.schema({"table": pa.string(), "written": pa.binary()})
 
@@ -78,15 +75,6 @@ def rows_by_entry(
         for entry in zip(*batch.columns, strict=True):
             partition, offset, key, value = (each.as_py() for each in entry)
             yield rows.of(key, value, partly.get((partition, offset)))
-
-
-def sum_of(found: Iterable[Totals]) -> Totals:
-    """Return totals of the same table as one."""
-    added: Totals = {}
-    for totals in found:
-        for day, total in totals.items():
-            added[day] = added.get(day, NO_ROWS).plus(total)
-    return added
 
 
 def _written_by_task(found: Iterable[tuple[Table, pa.Table]], folder: Path) -> dict[str, Written]:

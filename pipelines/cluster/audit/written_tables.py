@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from connectors.delta.log.transactions import app_id
-from connectors.delta.row_totals import RowTotal, appended_totals, totals_by_day
+from connectors.delta.row_totals import RowTotal, Totals, appended_totals, sum_of, totals_by_day
 from connectors.delta.session import join_pool
 from connectors.delta.spark_append import More, SparkAppend
 from connectors.delta.spark_schemas import spark_schema
@@ -28,7 +28,7 @@ from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table, table_pa
 from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.unit_entries import UNIT_TABLE
-from pipelines.cluster.audit.written_files import AuditOffset, Totals, Written, rows_by_entry, sum_of, write_files
+from pipelines.cluster.audit.written_files import AuditOffset, Written, rows_by_entry, write_files
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from pipelines.decide_ops.entry import EntryKind, LogPlace
 from popstream.wire.base_errors import Invalid
@@ -40,7 +40,6 @@ PIPELINE = "cluster"
 
 _HAS_ROWS = (bytes((EntryKind.AUDIT,)), bytes((EntryKind.UNITS,)))
 _TABLES = {number: AUDIT_TABLES[name] for name, number in TABLE_NUMBERS.items()} | {UNIT_TABLE: CONSUME_QUEUE}
-
 
 _AFTER_WRITES = "delta.autoOptimize."
 """Of the names of properties by which Delta's writer makes larger files."""
@@ -170,5 +169,6 @@ def _takes_files(begun: _Begun) -> bool:
 
 
 def _of_tables(slices: DataFrame, begun: Iterable[_Begun]) -> DataFrame:
-    numbers = [bytes((number,)) for number, table in _TABLES.items() if table in [each.table for each in begun]]
+    names = {each.table.name for each in begun}
+    numbers = [bytes((number,)) for number, table in _TABLES.items() if table.name in names]
     return slices.where(f.substring("value", 1, 1).isin(*numbers))
