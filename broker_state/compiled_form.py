@@ -35,6 +35,7 @@ _NOT_COMPILED: Final = (
     "store/state_records.py",
     # Nothing to gain: a library does the work, or tests alone use it.
     "store/generation.py",
+    "store/key_kinds.py",
     "store/memory_kv.py",
     "store/rocks_store.py",
     "store/value_format.py",

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from broker_state.store.key_kinds import queue_of_key
-from broker_state.store.keys import QueueTag
+from broker_state.store.keys import QueueTag, queue_of_key
 from broker_state.store.overlay import STATE, Change
 from broker_state.store.state_records import LaneRecord, QueueRecord
 

@@ -47,7 +47,9 @@ __all__ = [
     "DEADLINE_PARKED",
     "DEADLINE_PAUSE",
     "DEADLINE_QUEUE",
+    "LANE_NO_BYTES",
     "NEVER_MS",
+    "QUEUE_ID_BYTES",
     "DeadlineRef",
     "LaneTag",
     "QueueTag",
@@ -56,9 +58,11 @@ __all__ = [
     "lane_prefix",
     "op_key",
     "op_page_key",
+    "queue_of_key",
     "queue_prefix",
     "read_deadline_key",
     "read_queue_prefix",
+    "topic_prefix",
 ]
 
 DEADLINE_PAGE = 0
@@ -74,6 +78,9 @@ DEADLINE_QUEUE = 4
 
 NEVER_MS = INT64_MAX
 """Later than every deadline."""
+
+QUEUE_ID_BYTES = 4
+LANE_NO_BYTES = 4
 
 _DEADLINE = struct.Struct(">QIBQ")
 _FIRST_PAGE: Final = bytes(2)
@@ -121,6 +128,12 @@ class DeadlineRef(NamedTuple):
     number: int
 
 
+def topic_prefix(topic: str) -> bytes:
+    """Return the common prefix of every key of the queues of one topic."""
+    name = topic.encode()
+    return bytes((len(name),)) + name
+
+
 @lru_cache(maxsize=65_536)
 def queue_prefix(topic: str, queue_id: int) -> bytes:
     """Return the common prefix of every key of one queue.
@@ -128,22 +141,31 @@ def queue_prefix(topic: str, queue_id: int) -> bytes:
     >>> queue_prefix("t", 1).hex()
     '017400000001'
     """
-    name = topic.encode()
-    return bytes((len(name),)) + name + queue_id.to_bytes(4, "big")
+    return topic_prefix(topic) + queue_id.to_bytes(QUEUE_ID_BYTES, "big")
 
 
-def read_queue_prefix(prefix: bytes) -> tuple[str, int]:
-    """Return (topic, queue id) of a `queue_prefix`.
+def queue_of_key(key: bytes) -> bytes:
+    """Return the `queue_prefix` of a key of any family of the kernel.
+
+    >>> queue_of_key(queue_prefix("t", 1) + QueueTag.RECORD) == queue_prefix("t", 1)
+    True
+    """
+    return key[: 1 + key[0] + QUEUE_ID_BYTES]
+
+
+def read_queue_prefix(prefix: bytes, errors: str = "strict") -> tuple[str, int]:
+    """Return (topic, queue id) of a `queue_prefix`; `errors` as of `bytes.decode`.
 
     >>> read_queue_prefix(queue_prefix("orders", 12))
     ('orders', 12)
     """
-    return prefix[1:-4].decode(), int.from_bytes(prefix[-4:], "big")
+    name, queue_id = prefix[1:-QUEUE_ID_BYTES], prefix[-QUEUE_ID_BYTES:]
+    return name.decode(errors=errors), int.from_bytes(queue_id, "big")
 
 
 def lane_prefix(queue: bytes, lane_no: int) -> bytes:
     """Return the common prefix of the keys under the number of a lane or of its era."""
-    return queue + QueueTag.LANE_DATA + lane_no.to_bytes(4, "big")
+    return queue + QueueTag.LANE_DATA + lane_no.to_bytes(LANE_NO_BYTES, "big")
 
 
 def op_key(queue: bytes, op_id: str) -> bytes:

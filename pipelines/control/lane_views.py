@@ -8,8 +8,7 @@ import msgspec
 
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.queue_state import QueueState, load_queue
-from broker_state.store.key_kinds import queue_of_key
-from broker_state.store.keys import QueueTag, end_of_prefix, read_queue_prefix
+from broker_state.store.keys import QueueTag, end_of_prefix, queue_of_key, read_queue_prefix
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
 from broker_state.store.state_records import LaneRecord, QueueRecord

@@ -8,12 +8,9 @@ Spark's state has no range deletes, and a look-up of an absent key costs as much
 
 from collections.abc import Iterable
 
-from broker_state.store.key_kinds import queue_of_key
-from broker_state.store.keys import QueueTag
+from broker_state.store.keys import LANE_NO_BYTES, QueueTag, queue_of_key
 
 __all__ = ["KeyDirectory"]
-
-_LANE_NO_BYTES = 4
 
 
 class KeyDirectory:
@@ -67,4 +64,4 @@ class KeyDirectory:
 
 def _group(queue: bytes, key: bytes) -> bytes:
     at = len(queue)
-    return key[: at + 1 + _LANE_NO_BYTES] if key[at : at + 1] == QueueTag.LANE_DATA else queue
+    return key[: at + 1 + LANE_NO_BYTES] if key[at : at + 1] == QueueTag.LANE_DATA else queue

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_state.store.key_kinds import queue_of_key
+from broker_state.store.keys import queue_of_key
 from broker_state.store.overlay import Change, Family
 from pipelines.cluster.decide.deadline_index import DeadlineIndex
 from pipelines.cluster.decide.shard import QueueDeadline, ShardMeta, earliest_deadlines

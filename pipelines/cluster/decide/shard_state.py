@@ -14,8 +14,7 @@ micro-batch costs in calls follows from the values that it reads for the first t
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol, Self
 
-from broker_state.store.key_kinds import queue_of_key
-from broker_state.store.keys import DeadlineRef, QueueTag, deadline_key
+from broker_state.store.keys import DeadlineRef, QueueTag, deadline_key, queue_of_key
 from broker_state.store.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 from pipelines.cluster.decide.deadline_index import DeadlineIndex
 from pipelines.cluster.decide.key_directory import KeyDirectory

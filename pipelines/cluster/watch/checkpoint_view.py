@@ -13,7 +13,7 @@ import msgspec
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as f
 
-from broker_state.store.keys import LaneTag, QueueTag
+from broker_state.store.keys import LANE_NO_BYTES, QUEUE_ID_BYTES, LaneTag, QueueTag, topic_prefix
 from broker_state.store.overlay import STATE, Change
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
@@ -99,8 +99,7 @@ def _state_keys(spark: SparkSession, checkpoint: str, request: StateRequest) -> 
     frame = stored_map(spark, checkpoint_of(checkpoint), "state")
     frame = frame.where(_kind_is_wanted(only_heads=only_heads))
     if request.topic is not None:
-        name = request.topic.encode()
-        prefix = bytes((len(name),)) + name
+        prefix = topic_prefix(request.topic)
         frame = frame.where(f.substring("at", 1, len(prefix)) == f.lit(prefix))
     for row in frame.select("at", "value").toLocalIterator():
         yield STATE, bytes(row["at"]), bytes(row["value"])
@@ -109,10 +108,11 @@ def _state_keys(spark: SparkSession, checkpoint: str, request: StateRequest) -> 
 def _kind_is_wanted(*, only_heads: bool) -> Column:
     """Return whether a key in column `at` is of a kind that answers need (keys.py draws them)."""
     topic_bytes = f.conv(f.hex(f.substring("at", 1, 1)), 16, 10).cast("int")
-    tag = f.col("at").substr(topic_bytes + 6, f.lit(1))
+    tag_place = topic_bytes + 1 + QUEUE_ID_BYTES + 1  # Spark counts from 1
+    tag = f.col("at").substr(tag_place, f.lit(1))
     if only_heads:
         return tag.isin([f.lit(kind) for kind in _HEADS])
-    lane_tag = f.col("at").substr(topic_bytes + 11, f.lit(1))
+    lane_tag = f.col("at").substr(tag_place + 1 + LANE_NO_BYTES, f.lit(1))
     is_bulk = tag.isin([f.lit(kind) for kind in _BULK_OF_QUEUE]) | (
         (tag == f.lit(QueueTag.LANE_DATA)) & lane_tag.isin([f.lit(kind) for kind in _BULK_OF_LANE])
     )

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from broker_state.store.key_kinds import kind_of_key, queue_of_key
+from broker_state.store.key_kinds import KeyKind, kind_of_key
+from broker_state.store.keys import queue_of_key, read_queue_prefix
 from broker_state.store.marks import MAPS
 from broker_state.store.overlay import DEADLINES, OPS, STATE
 from broker_state.store.rocks_store import RocksStore
@@ -27,7 +28,7 @@ __all__ = ["KERNEL_FAMILIES", "KeyComparison", "compare_states"]
 
 KERNEL_FAMILIES = (STATE, OPS, DEADLINES)
 EXAMPLES_MAX = 3
-_MARKS = ("segments of written offsets", "segments of holes", "segments of acked offsets")
+_MARKS = (KeyKind.WRITTEN_OFFSETS, KeyKind.HOLES, KeyKind.ACKED_OFFSETS)
 _BYTES_SHOWN = 32
 
 
@@ -92,9 +93,9 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
             compared[kind] += 1
             if value == wanted:
                 continue
-            if kind == "queues" and older.explain(queue, value, wanted):
+            if kind is KeyKind.QUEUES and older.explain(queue, value, wanted):
                 continue
-            if kind == "ids of clients" and value is None:
+            if kind is KeyKind.CLIENT_IDS and value is None:
                 continue
             if kind in _MARKS and full.explain(key, value, wanted):
                 continue
@@ -113,11 +114,11 @@ class _OlderQueues:
         self._indexed_from: dict[bytes, int] = {}
         """First page from which on both states have the index of tags; below they may differ."""
 
-    def lacks(self, queue: bytes, kind: str, key: bytes) -> bool:
+    def lacks(self, queue: bytes, kind: KeyKind, key: bytes) -> bool:
         """Return whether one of the states may be without a key of this kind, or with another value."""
-        if kind == "counts of holes":
+        if kind is KeyKind.HOLE_COUNTS:
             return queue in self._without_counts
-        if kind != "nodes of the index of tags" or queue not in self._indexed_from:
+        if kind is not KeyKind.TAG_INDEX or queue not in self._indexed_from:
             return False
         level, node = key[-9], int.from_bytes(key[-8:], "big")
         return level > 0 or node <= self._indexed_from[queue] >> SEGMENT_SHIFT
@@ -145,7 +146,7 @@ class _FullSegments:
     >>> full, prefix = _FullSegments(), b"\x01t\0\0\0\0W"
     >>> segment, of_map = prefix + bytes(8), prefix + b"\x01" + bytes(7)
     >>> full.explain(segment, b"\x03", None), full.unexplained
-    (True, Counter({'segments of written offsets': 1}))
+    (True, Counter({<KeyKind.WRITTEN_OFFSETS: 'segments of written offsets'>: 1}))
     >>> full.explain(of_map, b"\x01\x01\x01", b"\x01\x00\x02"), full.unexplained
     (True, Counter())
     """
@@ -181,9 +182,8 @@ class _FullSegments:
 
 
 def _described(family: str, key: bytes, value: bytes | None, wanted: bytes | None) -> str:
-    queue = queue_of_key(key)
-    name = f"{queue[1:-4].decode(errors='replace')}/{int.from_bytes(queue[-4:], 'big')}"
-    return f"{name}, {family} {key.hex()}: {_shown(value)} instead of {_shown(wanted)}"
+    topic, queue_id = read_queue_prefix(queue_of_key(key), errors="replace")
+    return f"{topic}/{queue_id}, {family} {key.hex()}: {_shown(value)} instead of {_shown(wanted)}"
 
 
 def _shown(value: bytes | None) -> str:
