@@ -15,7 +15,7 @@ from pipelines.decide_ops.bounded_lists import bounded_lists
 from pipelines.decide_ops.decode import Rejected
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, Entry, EntryKind, LogPlace, PlacedEntry
 from popstream.exchange.partitioner import ops_key
-from popstream.wire.answer import Answer, encode_answer
+from popstream.wire.answer import DIVIDED_LISTS, Answer, encode_answer
 from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.notification import Notification
@@ -35,7 +35,6 @@ TABLE_NUMBERS = {table: number for number, table in enumerate(AUDIT_TABLES)}
 _FRAME_HEAD, _FRAME_TAIL = b'{"v":1,"answers":[', b"]}"
 _FRAME_BYTES_MAX = ENTRY_BYTES_MAX - 64
 _PAIR_OVERHEAD_BYTES = 16
-_LISTS = ("messages", "runs", "released", "handles")
 _PARTITION = struct.Struct(">I")
 _TABLE_NAMES = list(AUDIT_TABLES)
 _decode_answer = msgspec.json.Decoder(Answer).decode
@@ -177,7 +176,7 @@ def _signed(answer: Answer, signer: Signer) -> Answer:
 
 def _split(answer: Answer) -> list[bytes]:
     """Return an answer too long for a frame as parts: each has a share of every list, in order."""
-    items = max(len(answer.commit_offsets), *(len(getattr(answer, name)) for name in _LISTS))
+    items = max(len(answer.commit_offsets), *(len(getattr(answer, name)) for name in DIVIDED_LISTS))
     count = 2
     while True:
         assert count < 2 * items, f"an answer with lists of {items} items at most is too long: its texts are"
@@ -191,7 +190,7 @@ def _part(answer: Answer, index: int, count: int) -> bytes:
     def share(items: list[Any]) -> list[Any]:
         return items[len(items) * index // count : len(items) * (index + 1) // count]
 
-    shares: dict[str, Any] = {name: share(getattr(answer, name)) for name in _LISTS}
+    shares: dict[str, Any] = {name: share(getattr(answer, name)) for name in DIVIDED_LISTS}
     commit_offsets = dict(share(list(answer.commit_offsets.items())))
     return encode_answer(
         msgspec.structs.replace(answer, part=index, parts=count, commit_offsets=commit_offsets, **shares)

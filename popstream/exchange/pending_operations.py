@@ -15,7 +15,7 @@ import msgspec
 from popstream.errors import AnswerTimeout, ClientClosed
 from popstream.exchange.broker_clock import BrokerClock
 from popstream.settings import RESEND_WINDOW_MS
-from popstream.wire.answer import Answer, decode_frame
+from popstream.wire.answer import DIVIDED_LISTS, Answer, decode_frame
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["PendingOperation", "PendingOperations", "answers_of", "join_parts"]
 
 LOG = logging.getLogger(__name__)
-
-LIST_FIELDS = ("messages", "runs", "handles", "released")
 
 AnswerFuture = Future[Answer]
 
@@ -45,7 +43,7 @@ def join_parts(parts: Iterable[Answer]) -> Answer:
     if len(ordered) == 1:
         return first
     joined: dict[str, Any] = {
-        name: [item for piece in ordered for item in getattr(piece, name)] for name in LIST_FIELDS
+        name: [item for piece in ordered for item in getattr(piece, name)] for name in DIVIDED_LISTS
     }
     joined["commit_offsets"] = {group: offset for piece in ordered for group, offset in piece.commit_offsets.items()}
     return msgspec.structs.replace(first, part=0, parts=1, **joined)

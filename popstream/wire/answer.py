@@ -5,11 +5,13 @@ frame is sent in `parts` pieces (`part` 0..parts-1, each with its share of the l
 operation may be answered more than once; the answers are identical, and have the same `op_id`.
 """
 
+from typing import Final
+
 import msgspec
 
 from popstream.wire.reason import Reason
 
-__all__ = ["Answer", "Frame", "LeasedRange", "Run", "decode_frame", "encode_answer"]
+__all__ = ["DIVIDED_LISTS", "Answer", "Frame", "LeasedRange", "Run", "decode_frame", "encode_answer"]
 
 
 class LeasedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -69,6 +71,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: str | None = None
     part: int = 0
     parts: int = 1
+
+
+DIVIDED_LISTS: Final = ("messages", "runs", "released", "handles")
+"""The fields of which each part of an answer has a share; so has each of `commit_offsets`, which is no list."""
 
 
 class Frame(msgspec.Struct, frozen=True):
