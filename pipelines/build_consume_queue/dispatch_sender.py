@@ -101,9 +101,9 @@ class DispatchSender:
             dropped = set(superseded)
             operations = [operation for operation in operations if operation.key not in dropped]
             self._open.update((operation.key, operation) for operation in operations)
-            for operation in operations:
-                self._send(operation)
         self._outbox.delivered(superseded)
+        for operation in operations:
+            self._send(operation)
 
     @property
     def open_count(self) -> int:
@@ -124,6 +124,7 @@ class DispatchSender:
             self._thread.join()
 
     def _send(self, operation: _OpenOperation) -> None:
+        # Never under the lock: without Kafka this waits for room until the delivery time-out.
         with contextlib.suppress(ClientClosed):  # the operation stays in the outbox
             future = self._transport.submit(operation.command)
             future.add_done_callback(lambda answered: self._on_answer(operation, answered))
@@ -190,17 +191,21 @@ class DispatchSender:
         _log.info("dispatch_retried", topic=queue[0], queue_id=queue[1], after_s=delay_s, why=why)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
+        while (operation := self._next_retry()) is not None:
+            self._send(operation)
+
+    def _next_retry(self) -> _OpenOperation | None:
+        """Wait until an operation is to be sent again, and return it; None: the sender has stopped."""
+        with self._changed:
+            while not self._is_stopped:
                 now_s = time.monotonic()
-                if self._is_stopped:
-                    return
                 if not self._retries or self._retries[0][0] > now_s:
                     self._changed.wait(self._retries[0][0] - now_s if self._retries else None)
                     continue
                 operation = self._open.get(heapq.heappop(self._retries)[1])
                 if operation is not None:
-                    self._send(operation)
+                    return operation
+        return None
 
 
 def _skip_to_start(command: Command, answer: Answer) -> Dispatch | None:

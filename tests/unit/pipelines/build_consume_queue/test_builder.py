@@ -6,6 +6,7 @@ memory (MemoryJob), behind the real transport.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -350,6 +351,29 @@ def test_what_was_signed_with_a_former_key_is_sent_again_with_another_signature(
     job.sender.send([e for e in lab.builder.append({QUEUE: scan(0, 10)}) if e.kind == EntryKind.DISPATCH])
     settled(lab, job)
     assert (job.position(), len(refused), job.sender.refused) == (10, 2, {})
+
+
+def test_a_sender_that_waits_for_kafka_keeps_nobody_from_asking_it_or_stopping_it(lab: Lab, job: Job) -> None:
+    waits, may_send = threading.Event(), threading.Event()
+    transport = job.transport
+
+    class WithoutRoom:
+        def submit(self, command: Any) -> Future[Answer]:
+            waits.set()
+            assert may_send.wait(60)
+            return transport.submit(command)
+
+    job.sender._transport = WithoutRoom()  # type: ignore[assignment]
+    entries = lab.builder.update_topics(topic(), {})
+    sending = threading.Thread(target=job.sender.send, args=(entries,))
+    sending.start()
+    assert waits.wait(60)
+    assert job.sender.wait_for_room(60)
+    job.sender.stop()
+    assert sending.is_alive()
+    may_send.set()
+    sending.join()
+    wait_for(lambda: not job.sender.open_count)
 
 
 def test_a_queue_that_the_job_does_not_know_is_declared(lab: Lab, job: Job) -> None:
