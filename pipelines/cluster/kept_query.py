@@ -57,8 +57,10 @@ class KeptQuery:
         while not (self._stopping.is_set() or self._queries.are_over):
             began_s = time.monotonic()
             try:
-                self._query = self._queries.add(self._start())
-                self._query.awaitTermination()
+                self._query = query = self._queries.add(self._start())
+                if self._stopping.is_set():  # `stop` may have come before there was a query that it could end
+                    self._queries.end(query)
+                query.awaitTermination()
             except Exception as error:  # noqa: BLE001 - whatever ends a query, its checkpoint says where to go on
                 if self._stopping.is_set() or self._queries.are_over:
                     return

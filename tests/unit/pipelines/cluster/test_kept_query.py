@@ -57,6 +57,26 @@ def test_a_query_that_fails_is_started_again_until_the_job_stops(monkeypatch: py
     assert not started[-1].isActive
 
 
+def test_a_query_that_starts_while_the_job_stops_is_ended() -> None:
+    starts, may_start, query = threading.Event(), threading.Event(), Query()
+
+    def start() -> Any:
+        starts.set()
+        assert may_start.wait(60)
+        return query
+
+    kept = KeptQuery(start, "audit", RunningQueries())
+    kept.start()
+    assert starts.wait(60)
+    stopping = threading.Thread(target=kept.stop)
+    stopping.start()
+    assert kept._stopping.wait(60)
+    may_start.set()
+    stopping.join(60)
+    assert not query.isActive
+    assert not kept._thread.is_alive()
+
+
 def test_a_job_that_may_decide_no_more_does_not_wait_for_the_end_of_a_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
