@@ -17,17 +17,15 @@ import structlog
 from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.decide_ops.decode import KafkaRecord
+from pipelines.decide_ops.poison import ALONE_ATTEMPTS_MAX, PROCESS_ENDED
 from popstream.wire.base_errors import Fenced, PopstreamError
 
-__all__ = ["ALONE_ATTEMPTS_MAX", "MICRO_BATCH_ATTEMPTS_MAX", "CrashLoopBreaker", "UndecidableError"]
+__all__ = ["MICRO_BATCH_ATTEMPTS_MAX", "CrashLoopBreaker", "UndecidableError"]
 
 _log = structlog.get_logger(__name__)
 
 MICRO_BATCH_ATTEMPTS_MAX = 3
 """Attempts at a micro-batch as a whole."""
-
-ALONE_ATTEMPTS_MAX = 2
-"""Attempts at one record by itself, after the process ended."""
 
 Slices = Iterable[list[KafkaRecord]]
 
@@ -118,7 +116,7 @@ class CrashLoopBreaker:
         for record in records:
             place = record.partition, record.kafka_offset
             if self._attempts.begin(self._next_offset(), place) > ALONE_ATTEMPTS_MAX:
-                self._quarantine.add(*place, "the process ended each time this record was decided")
+                self._quarantine.add(*place, PROCESS_ENDED)
             self._apply_halves([record])
 
     def _end_of(self, records: list[KafkaRecord]) -> dict[int, int]:

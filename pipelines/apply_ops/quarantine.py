@@ -15,6 +15,7 @@ from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, Erasure, RocksStore
 from broker_state.store.value_format import CorruptValueError
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
+from pipelines.decide_ops.poison import quarantine_reason
 
 __all__ = ["QUARANTINE", "Quarantine", "QuarantinedRecord", "quarantine_change"]
 
@@ -24,7 +25,6 @@ _PREFIX = b"quarantine"
 QUARANTINE: Erasure = (META, _PREFIX, _PREFIX + b"\xff")
 """The key range of the list. Restoring for another topic erases it, as its coordinates belong to one topic."""
 _PLACE = struct.Struct(">IQ")
-_ERROR_LENGTH_MAX = 400
 
 QuarantinedRecord = tuple[int, int]
 """(partition, Kafka offset)."""
@@ -67,7 +67,7 @@ class Quarantine:
     def add(self, partition: int, kafka_offset: int, error: str) -> None:
         """Add a record, durably, before anything is decided without it."""
         self._require_ownership()
-        error = error[:_ERROR_LENGTH_MAX]
+        error = quarantine_reason(error)
         self._store.write_changes([quarantine_change(partition, kafka_offset, error)])
         self._errors[partition, kafka_offset] = error
         _log.critical("record_quarantined", partition=partition, kafka_offset=kafka_offset, error=error)

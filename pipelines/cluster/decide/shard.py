@@ -19,6 +19,7 @@ from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_q
 from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
 from pipelines.decide_ops.ops_decider import Decided, OpsDecider
 from pipelines.decide_ops.order import TurnLength, in_turns, order
+from pipelines.decide_ops.poison import PROCESS_ENDED, quarantine_reason
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
@@ -34,7 +35,6 @@ __all__ = [
     "order_number",
 ]
 
-ERROR_LENGTH_MAX = 400
 DEADLINES_MAX = 256
 """Queues that the ticker is told of at a time: the next micro-batch tells of the next ones."""
 TURN_RECORDS = 64
@@ -176,7 +176,7 @@ class Shard:
                     continue
                 if part[0].kafka_offset in self._quarantined:
                     raise
-                self._quarantined[part[0].kafka_offset] = _text(error)
+                self._quarantined[part[0].kafka_offset] = quarantine_reason(f"{type(error).__name__}: {error}")
                 waiting.append(part)
                 continue
             self._write(part[:count], made)
@@ -205,7 +205,7 @@ class Shard:
         decider, decided, count = self._decider, Decided(), 0
         for record in records:
             if not notes.begin(record.kafka_offset):
-                self._quarantined[record.kafka_offset] = "the process ended each time this record was decided"
+                self._quarantined[record.kafka_offset] = PROCESS_ENDED
             self._decide([record])
             decider.placed_entries()  # the process may end here as well
             decided.extend(decider.written())
@@ -262,9 +262,3 @@ def _made(decided: Decided) -> int:
     decision = decided.decision
     rows = len(decision.operations) + len(decision.deliveries) + len(decision.commit_positions)
     return rows + len(decision.order_info) + len(decision.answers) + len(decided.rejected)
-
-
-def _text(error: Exception) -> str:
-    """Return what is kept of the error of a record; it may quote what cannot be encoded."""
-    text = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
-    return text.encode(errors="replace").decode()

@@ -5,20 +5,18 @@ on a shard decides one record at a time, each noted before; one under which the 
 is stored and what leaves does not show it.
 """
 
-from typing import Any
-
 import msgspec
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 
+from pipelines.cluster.keyed_log import KeyedLog
+from pipelines.decide_ops.poison import ALONE_ATTEMPTS_MAX
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["ALONE_ATTEMPTS_MAX", "WHOLE_ATTEMPTS_MAX", "AloneNote", "ShardAttempts"]
+__all__ = ["WHOLE_ATTEMPTS_MAX", "AloneNote", "ShardAttempts"]
 
 WHOLE_ATTEMPTS_MAX = 2
 """Attempts of a task at all records of a shard."""
-ALONE_ATTEMPTS_MAX = 2
-"""Attempts at one record by itself."""
 
 _TIMEOUT_S = 30
 
@@ -86,17 +84,9 @@ class ShardAttempts:
         self._producer.send(self._topic, key=self._key, value=value, partition=0).get(timeout=_TIMEOUT_S)
 
     def _last(self, connection: KafkaConnection) -> AloneNote:
-        consumer: Any = KafkaConsumer(**connection.for_kafka_python(), group_id=None, enable_auto_commit=False)
-        try:
-            partition = TopicPartition(self._topic, 0)
-            consumer.assign([partition])
-            consumer.seek_to_beginning(partition)
-            end = consumer.end_offsets([partition])[partition]
-            note = AloneNote()
-            while consumer.position(partition) < end:
-                for record in consumer.poll(timeout_ms=1000).get(partition, []):
-                    if record.key == self._key:
-                        note = msgspec.msgpack.decode(record.value, type=AloneNote)
-            return note
-        finally:
-            consumer.close()
+        note = AloneNote()
+        with KeyedLog(connection, self._topic) as log:
+            for key, value in log.to_end():
+                if key == self._key:
+                    note = msgspec.msgpack.decode(value, type=AloneNote)
+        return note

@@ -17,6 +17,7 @@ import numpy as np
 
 from broker_state.store.value_format import StoredRecord
 from pipelines.cluster.decide.hash_index import HASH_BYTES, NONE, Hashes, HashIndex, hashes_of
+from pipelines.decide_ops.bounded_lists import bounded_lists
 
 __all__ = ["CHUNK_BYTES", "ChunkMap", "WindowChunks", "WindowIndex"]
 
@@ -144,7 +145,8 @@ class WindowChunks:
 
     def _store(self, puts: _Pairs, deleted: Sequence[bytes], newest_ms: int) -> None:
         gone = hashes_of(deleted, self._seed).tobytes()
-        for part in _parts(puts):
+        parts = [*bounded_lists(puts, lambda pair: len(pair[0]) + len(pair[1]), CHUNK_BYTES)]
+        for part in parts or [[]]:  # deletes alone need a chunk, too
             stored = WindowIndex(newest_ms, hashes_of([key for key, _ in part], self._seed).tobytes(), gone)
             gone = b""
             number = self.end
@@ -196,19 +198,6 @@ class WindowChunks:
             self._loaded.pop(number, None)
             del self._live[number], self._newest_ms[number]
             self.first += 1
-
-
-def _parts(puts: _Pairs) -> Iterable[_Pairs]:
-    """Yield the puts in lists of CHUNK_BYTES, and an empty one if there are none."""
-    part: _Pairs = []
-    size = 0
-    for key, value in puts:
-        if part and size + len(key) + len(value) > CHUNK_BYTES:
-            yield part
-            part, size = [], 0
-        part.append((key, value))
-        size += len(key) + len(value)
-    yield part
 
 
 def _name(number: int) -> bytes:

@@ -23,11 +23,12 @@ from broker_state.store.rocks_store import FAMILIES, META, RocksStore, StoreStop
 from checkpoints.micro_batch_attempts import Attempts
 from connectors.delta.rows import decode_rows
 from pipelines.apply_ops import micro_batch
-from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, MICRO_BATCH_ATTEMPTS_MAX, CrashLoopBreaker
+from pipelines.apply_ops.crash_loop import MICRO_BATCH_ATTEMPTS_MAX, CrashLoopBreaker
 from pipelines.decide_ops import ops_decider
 from pipelines.decide_ops.entries import read_frame, read_slice
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.decide_ops.order import TurnLength
+from pipelines.decide_ops.poison import ALONE_ATTEMPTS_MAX
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
 if TYPE_CHECKING:
@@ -88,12 +89,14 @@ def run_without_the_culprit(root: Path, place: tuple[int, int]) -> dict[str, dic
         return state_of(store)
 
 
-def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyError("no such lane"), ValueError("no such lane, cannot be encoded: \ud800")])
+def test_a_record_that_raises_is_found_and_quarantined(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = run_without_the_culprit(tmp_path / "wanted", (0, 9))
 
     def fail() -> None:
-        message = "no such lane"
-        raise KeyError(message)
+        raise error
 
     sizes = break_kernel(monkeypatch, fail)
     with RocksStore(tmp_path / "state") as store:
@@ -113,7 +116,7 @@ def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypat
     ]
     (refused,) = [answer for answer in answers if answer["op_id"] == CULPRIT]
     assert (refused["code"], refused["applied"]) == (29, False)
-    assert refused["detail"].startswith("QUARANTINED: KeyError")
+    assert refused["detail"].startswith(f"QUARANTINED: {type(error).__name__}")
     assert job.reports[-1].records == len(LOG)
     assert job.reports[-1].rejected.total() == 1
 
