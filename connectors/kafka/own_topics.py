@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +24,7 @@ from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX, TOPIC_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from popstream.kafka_connection import KafkaConnection
 
@@ -33,7 +32,6 @@ __all__ = [
     "Deviation",
     "TopicSettings",
     "Topics",
-    "chosen_topics",
     "deviations",
     "ensure_topics",
 ]
@@ -131,35 +129,6 @@ class Deviation(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """Return one line for the operator."""
         return f"{self.topic}: {self.setting} is {self.found}, must be {self.required}: {self.reason}"
-
-
-def chosen_topics(names: Iterable[str], globs: Sequence[str], own: Topics | None = None) -> list[str]:
-    """Return the sorted names that match one of `globs`, without Kafka's internal topics and those of popstream jobs.
-
-    Topics of `own` are never chosen. Other jobs are recognised by their complete set of topics, whatever their prefix;
-    a job of an older version has not all of them.
-
-    >>> own = [*Topics.of("a.b").names]
-    >>> chosen_topics([*own, "__consumer_offsets", "orders", "orders.ops", "x1", "x2"], ["orders*", "x?", "a*"])
-    ['orders', 'orders.ops', 'x1', 'x2']
-    """
-    found = set(names)
-    suffix = ".ops"
-    of_jobs = {
-        own
-        for name in found
-        if name.endswith(suffix) and found.issuperset(_recognised_by(Topics.of_any(name.removesuffix(suffix))))
-        for own in Topics.of_any(name.removesuffix(suffix)).names
-    }
-    return sorted(
-        name
-        for name in found - of_jobs - set(own.names if own is not None else ())
-        if not name.startswith("__") and any(fnmatchcase(name, pattern) for pattern in globs)
-    )
-
-
-def _recognised_by(topics: Topics) -> set[str]:
-    return {*topics.names} - {topics.owner, topics.dead_letters_handled}
 
 
 def ensure_topics(

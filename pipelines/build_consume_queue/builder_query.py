@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from checkpoints.spark_progress import planned_ends
 from connectors.delta.session import join_pool
-from connectors.kafka.own_topics import Topics, chosen_topics
+from connectors.kafka.chosen_topics import chosen_topics
 from connectors.kafka.spark_source import source_options
 from pipelines.build_consume_queue import PIPELINE
 from pipelines.build_consume_queue.queue_writer import QueueWriter
@@ -194,8 +194,8 @@ class BuilderQuery:
         """Describe the topics, update the queues, and make sure that a query reads exactly their partitions."""
         ends = {queue: record.end_offset for queue, record in list(self._writer.queues.items())}
         try:
-            own = Topics.of(self._settings.topic_prefix)
-            topics = self._reader.choose(partial(chosen_topics, globs=self._settings.message_globs, own=own))
+            globs, own_prefix = self._settings.message_globs, self._settings.topic_prefix
+            topics = self._reader.choose(partial(chosen_topics, globs=globs, own_prefix=own_prefix))
             types = self._types(topics)
         except (Unavailable, Invalid) as error:  # Kafka may refuse one topic; the others are read on
             _log.warning("topics_not_described", error=str(error))

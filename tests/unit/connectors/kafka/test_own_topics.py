@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.own_topics import DAY_MS, Topics, chosen_topics, deviations
+from connectors.kafka.own_topics import DAY_MS, Topics, deviations
 from connectors.kafka.topic_admin import TopicFacts
 from popstream.wire.base_errors import Invalid, PopstreamError
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
@@ -77,12 +77,6 @@ def test_missing_topic_is_found() -> None:
     facts = {name: FACTS[name] for name in TOPICS.names if name != TOPICS.results}
     (one,) = deviations(TOPICS, facts, configs())
     assert (one.topic, one.found) == (TOPICS.results, "missing")
-
-
-def test_topics_of_other_jobs_are_not_chosen_also_of_older_ones() -> None:
-    """A job of an older version has no owner topic, and none for handled dead letters."""
-    older = set(Topics.of("older").names) - {"older.owner", "older.dead_letters_handled"}
-    assert chosen_topics([*TOPICS.names, *older, "orders", "lone.owner"], ["*"]) == ["lone.owner", "orders"]
 
 
 @pytest.mark.parametrize("prefix", ["", "a b", "ä", "a/b", "__x", "x" * 229])
