@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Fact", "Lap", "OnLap", "seconds_of", "untold"]
+__all__ = ["Fact", "Lap", "OnLap", "ignore_lap", "seconds_of"]
 
 Fact = str | int | list[str]
 
@@ -84,8 +84,8 @@ OnLap = Callable[[Lap], None]
 """Is told that a piece of work has ended, or failed; neither blocks nor raises."""
 
 
-def untold(_: Lap) -> None:
-    """Tell nobody."""
+def ignore_lap(_: Lap) -> None:
+    """Do nothing."""
 
 
 def seconds_of(lap: Lap) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.decide_ops.entries import read_slice
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
-from pipelines.laps import Lap, OnLap, untold
+from pipelines.laps import Lap, OnLap, ignore_lap
 
 __all__ = ["DeltaFlush", "TableSink"]
 
@@ -47,7 +47,7 @@ class DeltaFlush:
         *,
         applied_seq: Callable[[], int],
         check_ownership: Callable[[], None] = lambda: None,
-        on_lap: OnLap = untold,
+        on_lap: OnLap = ignore_lap,
     ) -> None:
         self._outbox = outbox
         self._sink = sink

@@ -24,7 +24,7 @@ from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.build_units.queue_change import Queue, declare_of
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.job_settings import JobSettings
-from pipelines.laps import OnLap, untold
+from pipelines.laps import OnLap, ignore_lap
 from popstream.exchange.transport import Transport
 from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
@@ -61,7 +61,7 @@ class BuilderService:
         spark: SparkSession,
         on_failure: Callable[[BaseException], None],
         *,
-        on_lap: OnLap = untold,
+        on_lap: OnLap = ignore_lap,
     ) -> None:
         self._on_lap = on_lap
         self._settings = settings

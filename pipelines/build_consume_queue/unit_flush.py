@@ -26,7 +26,7 @@ from pipelines.build_consume_queue.builder_records import UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.failpoints import failpoint
-from pipelines.laps import Lap, OnLap, untold
+from pipelines.laps import Lap, OnLap, ignore_lap
 from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.base_errors import Corrupt
 
@@ -67,7 +67,7 @@ class UnitFlush:
         *,
         interval_s: float,
         on_failure: Callable[[BaseException], None],
-        on_lap: OnLap = untold,
+        on_lap: OnLap = ignore_lap,
     ) -> None:
         self._on_lap = on_lap
         self._spark = spark

@@ -110,9 +110,9 @@ def _done(tenants: Sequence[Tenant], found: Found) -> Iterator[str]:
 
 def _apart(found: Found) -> Iterator[str]:
     for who, tried in found.tried.items():
-        for attempt, told in tried.items():
-            if told != TOPIC_AUTHORIZATION_FAILED and "Kafka does not allow" not in str(told):
-                yield f"{who}: {attempt}: {told}"
+        for attempt, error in tried.items():
+            if error != TOPIC_AUTHORIZATION_FAILED and "Kafka does not allow" not in str(error):
+                yield f"{who}: {attempt}: {error}"
 
 
 def _answered(answers: Sequence[Answer], reason: Reason) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pipelines.control.lane_views import BatchView, LaneDetail, LaneView, QueueV
 from pipelines.explain.clock import clock_text, duration_text
 from pipelines.explain.story import GroupStory
 
-__all__ = ["LaneStory", "lane_story", "lane_told"]
+__all__ = ["LaneStory", "lane_story", "lane_story_lines"]
 
 
 class LaneStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ def lane_story(queue: QueueView, lane: LaneView, first: GroupStory | None, now_m
     )
 
 
-def lane_told(story: LaneStory, zone: tzinfo) -> Iterator[str]:
+def lane_story_lines(story: LaneStory, zone: tzinfo) -> Iterator[str]:
     """Yield the lines of a story; the first one is the verdict."""
     lane = story.lane
     yield f"{story.topic}/{story.queue_id}, group {story.group}: {'held' if story.is_stuck else 'not held'}"

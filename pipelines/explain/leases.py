@@ -117,9 +117,9 @@ def outcome_text(leases: Sequence[Lease]) -> str:
     kinds = Counter(kind for kind, _ in reasons)
     if len(kinds) == len(reasons) <= CAUSES_SHOWN:
         return f"delivered {times}: " + "; ".join(text for _, text in reasons)
-    told = [f"{kind}, {_times(number)}" for kind, number in kinds.most_common(CAUSES_SHOWN)]
+    shown = [f"{kind}, {_times(number)}" for kind, number in kinds.most_common(CAUSES_SHOWN)]
     rest = sum(kinds.values()) - sum(number for _, number in kinds.most_common(CAUSES_SHOWN))
-    return f"delivered {times}: " + "; ".join([*told, *([f"{rest} for other reasons"] if rest else [])])
+    return f"delivered {times}: " + "; ".join([*shown, *([f"{rest} for other reasons"] if rest else [])])
 
 
 def why_again(lease: Lease) -> tuple[str, str]:

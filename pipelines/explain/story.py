@@ -10,7 +10,7 @@ from pipelines.explain.clock import clock_text, day_text, duration_text, zone_te
 from pipelines.explain.leases import DONE, Lease, leases_of, outcome_text, raised_text, released_text
 from pipelines.explain.message_events import Event, EventKind, MessageRows, events_of, groups_of
 
-__all__ = ["GroupStory", "MessageStory", "ToldEvent", "ToldGroup", "ToldStory", "story_of", "told", "told_story"]
+__all__ = ["EventText", "GroupStory", "GroupText", "MessageStory", "StoryText", "story_lines", "story_of", "story_text"]
 
 REASONS = {
     "STALE_HANDLE": "the message had been delivered again since, or the lane was reset",
@@ -81,45 +81,45 @@ def story_of(rows: MessageRows, groups: Sequence[str] | None, now_ms: int, zone:
     )
 
 
-class ToldEvent(msgspec.Struct, frozen=True):
+class EventText(msgspec.Struct, frozen=True):
     """An event as a sentence: when, in ms since 1970, and what happened."""
 
     at_ms: int
     text: str
 
 
-class ToldGroup(msgspec.Struct, frozen=True, kw_only=True):
+class GroupText(msgspec.Struct, frozen=True, kw_only=True):
     """What one group had to do with the message, in sentences. `state`, `verdict`: as of its `GroupStory`."""
 
     group: str
     state: str
     verdict: str
-    events: list[ToldEvent]
+    events: list[EventText]
 
 
-class ToldStory(msgspec.Struct, frozen=True):
+class StoryText(msgspec.Struct, frozen=True):
     """The life of a message in sentences: what concerns all groups, and what concerns each."""
 
-    events: list[ToldEvent]
-    groups: list[ToldGroup]
+    events: list[EventText]
+    groups: list[GroupText]
 
 
-def told_story(story: MessageStory, zone: tzinfo) -> ToldStory:
+def story_text(story: MessageStory, zone: tzinfo) -> StoryText:
     """Return the sentences of a story."""
     groups = []
     for group in story.groups:
         holders = {lease.epoch: lease for lease in leases_of(group.events)}
         events = [
-            ToldEvent(event.at_ms, _text(event, holders.get(-1 if event.epoch is None else event.epoch), zone))
+            EventText(event.at_ms, _text(event, holders.get(-1 if event.epoch is None else event.epoch), zone))
             for event in group.events
         ]
-        groups.append(ToldGroup(group=group.group, state=group.state, verdict=group.verdict, events=events))
-    return ToldStory([ToldEvent(event.at_ms, _shared_text(event, story)) for event in story.events], groups)
+        groups.append(GroupText(group=group.group, state=group.state, verdict=group.verdict, events=events))
+    return StoryText([EventText(event.at_ms, _shared_text(event, story)) for event in story.events], groups)
 
 
-def told(story: MessageStory, zone: tzinfo) -> Iterator[str]:
+def story_lines(story: MessageStory, zone: tzinfo) -> Iterator[str]:
     """Yield the lines of a story."""
-    sentences = told_story(story, zone)
+    sentences = story_text(story, zone)
     first = next(iter([*sentences.events, *(event for group in sentences.groups for event in group.events)]), None)
     when = "" if first is None else f", {day_text(first.at_ms, zone)}, times in {zone_text(first.at_ms, zone)}"
     yield f"{story.topic}/{story.queue_id}/{story.queue_offset}{when}"
@@ -157,7 +157,7 @@ def _notes(rows: MessageRows) -> list[str]:
     return [f"Perhaps not the whole story: {cut_text(missing)} (UTC)."] if missing else []
 
 
-def _line(event: ToldEvent, zone: tzinfo, day: str) -> str:
+def _line(event: EventText, zone: tzinfo, day: str) -> str:
     own_day = day_text(event.at_ms, zone)
     date = "" if own_day == day else f"{own_day} "
     return f"  {date}{clock_text(event.at_ms, zone)}  {event.text}"

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from pipelines.control.page_messages import Skip
-from pipelines.explain.story import MessageStory, ToldStory, story_of, told_story
+from pipelines.explain.story import MessageStory, StoryText, story_of, story_text
 from pipelines.http_api.endpoint import OneAtATime
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class MessageLife(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     story: MessageStory
-    told: ToldStory
+    told: StoryText
     zone: str
 
 
@@ -84,7 +84,7 @@ class MessageLives:
             story = story_of(rows, groups, round(time.time() * 1000), zone)
             if not any(each.events for each in story.groups):
                 require_known(tables, rows, request.group)
-        return MessageLife(story=story, told=told_story(story, zone), zone=zone.key)
+        return MessageLife(story=story, told=story_text(story, zone), zone=zone.key)
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -54,7 +54,7 @@ from pipelines.decide_ops.entry import EntryKind
 from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
-from pipelines.laps import Lap, OnLap, untold
+from pipelines.laps import Lap, OnLap, ignore_lap
 from pipelines.loops.periodic import Periodic
 from pipelines.loops.retry_loop import RetryLoop
 from pipelines.printed_commands import completed_commands
@@ -139,7 +139,7 @@ class Job:
         self._ownership = ownership
         self._take_over = take_over
         self._traces = traces
-        self._on_lap: OnLap = untold if traces is None else traces.work
+        self._on_lap: OnLap = ignore_lap if traces is None else traces.work
         self._stored_epoch = ""
         """The state epoch, once something is stored in the state."""
         self._end = JobEnd()

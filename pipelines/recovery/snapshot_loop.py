@@ -9,7 +9,7 @@ import structlog
 
 from checkpoints.snapshot_retention import SnapshotRetention
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
-from pipelines.laps import Lap, OnLap, untold
+from pipelines.laps import Lap, OnLap, ignore_lap
 from pipelines.loops.periodic import Periodic
 from popstream.wire.base_errors import Unavailable
 
@@ -48,7 +48,7 @@ class SnapshotLoop:
         retention: SnapshotRetention,
         decided: Callable[[], int],
         last_done: Path,
-        on_lap: OnLap = untold,
+        on_lap: OnLap = ignore_lap,
     ) -> None:
         self._take = take
         self._snapshots = snapshots

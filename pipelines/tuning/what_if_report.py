@@ -10,7 +10,7 @@ from pipelines.tuning.handlings import Evidence
 from pipelines.tuning.tally import LaneOutcome
 from pipelines.tuning.what_if import GroupResult, WhatIf
 
-__all__ = ["MODEL", "told"]
+__all__ = ["MODEL", "report_parts"]
 
 _COUNTS = {
     "deliveries": "deliveries",
@@ -41,7 +41,7 @@ _EVIDENCE = {
 }
 
 
-def told(found: WhatIf, zone: tzinfo) -> Iterator[Table | str]:
+def report_parts(found: WhatIf, zone: tzinfo) -> Iterator[Table | str]:
     """Yield what is printed."""
     settings = ", ".join(f"{_name(name)} {_value(name, value)}" for name, value in found.settings.items())
     yield (

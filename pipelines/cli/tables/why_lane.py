@@ -12,7 +12,7 @@ from pipelines.cli.tables.why import local_zone
 from pipelines.cli.target import JobPlace
 from pipelines.cli.visible import visible
 from pipelines.control.messages import StatusRequest
-from pipelines.explain.lane_story import lane_story, lane_told
+from pipelines.explain.lane_story import lane_story, lane_story_lines
 from pipelines.explain.message_rows import read_message_rows
 from pipelines.explain.story import MessageStory, story_of
 from popstream.wire.base_errors import Invalid
@@ -45,6 +45,6 @@ def run_why_lane(job: JobPlace, tables: Path, place: Place, group: str, *, as_js
     if as_json:
         print(msgspec.json.encode(story).decode())
     else:
-        print(*map(visible, lane_told(story, zone)), sep="\n")
+        print(*map(visible, lane_story_lines(story, zone)), sep="\n")
     if not status.running:
         say(f"no job runs in {status.folder}; this is the stored state")

@@ -60,7 +60,7 @@ def run_recommend(
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
-        print("\n\n".join("\n".join(map(visible, _told(advice, with_sql=with_sql))) for advice in found))
+        print("\n\n".join("\n".join(map(visible, _lines(advice, with_sql=with_sql))) for advice in found))
 
 
 def _lanes(tables: DuckDbTables, groups: Sequence[str]) -> list[tuple[str, str]]:
@@ -75,7 +75,7 @@ def _lanes(tables: DuckDbTables, groups: Sequence[str]) -> list[tuple[str, str]]
     return [(group, topic) for group, topic in known if not groups or group in groups]
 
 
-def _told(advice: GroupAdvice, *, with_sql: bool) -> Iterator[str]:
+def _lines(advice: GroupAdvice, *, with_sql: bool) -> Iterator[str]:
     yield f"{advice.group} in {advice.topic}"
     for each in advice.recommendations:
         yield f"  {_NAMES[each.setting]}: {_proposed(each)}"

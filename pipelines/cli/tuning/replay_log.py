@@ -15,7 +15,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.recovery.verify import ProgressReport
 from pipelines.tuning.other_settings import OtherSettings
 from pipelines.tuning.what_if import WhatIfInputs, what_if
-from pipelines.tuning.what_if_report import MODEL, told
+from pipelines.tuning.what_if_report import MODEL, report_parts
 
 __all__ = ["run_what_if"]
 
@@ -59,5 +59,5 @@ def run_what_if(
         print(msgspec.json.encode({**msgspec.to_builtins(found), "model": MODEL}).decode())
         return
     console = standard_output()
-    for part in told(found, local_zone()):
+    for part in report_parts(found, local_zone()):
         console.print(part, markup=False, soft_wrap=isinstance(part, str))

@@ -94,7 +94,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict(
-    base: str | None, shares: Iterable[ShareResult], units: UnitResult | None, told: Advice = EMBEDDED
+    base: str | None, shares: Iterable[ShareResult], units: UnitResult | None, advice_for: Advice = EMBEDDED
 ) -> Verified:
     """Put the results of all processes together; `base` is as in `VerifyPlan`."""
     keys = KeyComparison()
@@ -115,13 +115,13 @@ def verdict(
     for name, compared in tables.items():
         differences += compared.lines(f"rows of {name}")
         if not compared.is_equal:
-            advice.append(told.table.format(name=name))
+            advice.append(advice_for.table.format(name=name))
     if units is not None:
         differences += units.in_log.lines("units of the builder, compared with the message topics,")
         if not units.in_log.is_equal:
-            advice.append(told.units(units.different_queues))
+            advice.append(advice_for.units(units.different_queues))
     if keys.different:
-        advice.append(told.state(base))
+        advice.append(advice_for.state(base))
     return Verified(
         base=name_of_base(base),
         records=records,

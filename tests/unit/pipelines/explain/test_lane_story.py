@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.control.lane_views import BatchView, LaneDetail, LaneView, MemberView, ParkedPopView, QueueView
-from pipelines.explain.lane_story import lane_story, lane_told
+from pipelines.explain.lane_story import lane_story, lane_story_lines
 from pipelines.explain.story import GroupStory, story_of
 from tests.support.kernel_history import NOON_MS, KernelHistory
 
@@ -104,7 +104,7 @@ def test_nobody_pops() -> None:
 
 def test_the_lines_name_counts_waiting_pops_and_quotas() -> None:
     view = lane(LaneDetail(None, [WAITING], quotas={"pops_per_s_max": 5}))
-    lines = list(lane_told(lane_story(queue(view), view, None, NOON_MS, UTC), UTC))
+    lines = list(lane_story_lines(lane_story(queue(view), view, None, NOON_MS, UTC), UTC))
     assert lines[0] == "orders/0, group g: not held"
     assert lines[-3:] == [
         "  concurrent, done up to 4, 6 behind what is poppable, 6 leased, 0 waiting for redelivery, 0 dead letters",

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.explain.leases import leases_of
 from pipelines.explain.message_events import EventKind, UnitRow, events_of
-from pipelines.explain.story import MessageStory, story_of, told
+from pipelines.explain.story import MessageStory, story_lines, story_of
 from popstream.wire.command import Policy, ResetOffset, ReturnClient
 from tests.support.kernel_history import NOON_MS, KernelHistory
 
@@ -39,7 +39,7 @@ def kinds(history: KernelHistory, offset: int = 0) -> list[str]:
 def test_a_message_that_was_handled_at_once() -> None:
     history = KernelHistory()
     history.ack(2, "a", history.pop(1, "a", 2))
-    assert list(told(story(history), UTC)) == [
+    assert list(story_lines(story(history), UTC)) == [
         "orders/0/0, 2026-11-21, times in UTC",
         "  11:59:59.500  written by its producer: 52 bytes",
         "  12:00:00.000  dispatched, with 0..9",
@@ -67,7 +67,7 @@ def test_a_handler_that_was_slower_than_its_lease() -> None:
     refused = events_of(history.rows(), "g")[3]
     assert (refused.reason, refused.client_id, refused.operation) == ("STALE_HANDLE", "slow", "ack")
     assert "ack of delivery 1 by slow refused: STALE_HANDLE, the message had been delivered again since" in "\n".join(
-        told(story(history), UTC)
+        story_lines(story(history), UTC)
     )
 
 
@@ -88,7 +88,7 @@ def test_an_ack_after_the_deadline_that_nobody_minded() -> None:
     handle = history.pop(1, "a", invisible_s=10)
     history.tick(12)
     history.ack(14, "a", handle)
-    lines = list(told(story(history), UTC))
+    lines = list(story_lines(story(history), UTC))
     late = "acked by a, 13 s after it was delivered, 3 s after the lease had expired; nobody had got the message since"
     assert any(late in line for line in lines)
     assert verdict(history).startswith("delivered once. Done by a")
@@ -98,7 +98,7 @@ def test_a_lease_that_was_extended() -> None:
     history = KernelHistory()
     handle = history.pop(1, "a", invisible_s=10)
     history.change(9, "a", handle, 20)
-    lines = "\n".join(told(story(history, at_s=12), UTC))
+    lines = "\n".join(story_lines(story(history, at_s=12), UTC))
     assert "12:00:09.000  a changed the lease to end at 12:00:29.000, 8 s after it was delivered" in lines
     assert verdict(history, at_s=12) == "delivered once. a holds it until 12:00:29.000, for another 17 s."
     assert verdict(history, at_s=40).endswith("what came after that is not in the tables yet.")
@@ -108,7 +108,7 @@ def test_a_handler_that_raised() -> None:
     history = KernelHistory()
     handle = history.pop(1, "a")
     history.change(2.5, "a", handle, 5, release="after", cause="ValueError: no milk")
-    lines = "\n".join(told(story(history, at_s=3), UTC))
+    lines = "\n".join(story_lines(story(history, at_s=3), UTC))
     raised = "a gave it back: its handler raised ValueError: no milk, 1.5 s after it was delivered"
     assert f"{raised}; it can be popped again from 12:00:07.500" in lines
     assert verdict(history, at_s=3) == "delivered once. It backs off until 12:00:07.500."
@@ -127,7 +127,7 @@ def test_a_client_that_gave_back_or_was_gone() -> None:
         "delivered 3 times: a gave it back after 1 s; its client was gone, and what it held was released after 1 s."
     )
     ended = "the lease of b ended: its client was gone, and what it held was released, 1 s after it was delivered"
-    assert ended in "\n".join(told(story(history), UTC))
+    assert ended in "\n".join(story_lines(story(history), UTC))
 
 
 def test_many_deliveries_are_counted_by_their_cause() -> None:
@@ -149,7 +149,7 @@ def test_a_message_that_its_handler_rejected() -> None:
     history = KernelHistory()
     history.reject(2, "a", history.pop(1, "a"), cause="no such customer")
     told_of_it = "rejected by a, so that it became a dead letter: no such customer, in attempt 1, 1 s after"
-    assert told_of_it in "\n".join(told(story(history), UTC))
+    assert told_of_it in "\n".join(story_lines(story(history), UTC))
     assert verdict(history) == (
         "delivered once. A dead letter since 12:00:02.000 (no such customer): it counts as done."
     )
@@ -203,7 +203,7 @@ def test_an_unreadable_handle_is_told_without_a_delivery() -> None:
     history.pop(1, "a")
     history.ack(2, "intruder", "1.AAAA")
     assert "ack by intruder refused: UNKNOWN_HANDLE, no lease of this lane has such a handle" in "\n".join(
-        told(story(history), UTC)
+        story_lines(story(history), UTC)
     )
 
 
@@ -239,5 +239,5 @@ def test_a_history_whose_beginning_is_cut_is_told_from_where_it_is_known() -> No
 
 @pytest.mark.parametrize("time_ms", [-(1 << 62), 1 << 62])
 def test_a_producer_may_write_any_time(time_ms: int) -> None:
-    lines = list(told(story(KernelHistory(), groups=["g"], store_time_ms=time_ms), UTC))
+    lines = list(story_lines(story(KernelHistory(), groups=["g"], store_time_ms=time_ms), UTC))
     assert f"{time_ms} ms since 1970" in lines[1]
