@@ -52,7 +52,7 @@ class Applied(StoredRecord, msgspec.Struct, frozen=True, kw_only=True):
         return (self.state_epoch, *self.former_epochs)
 
     def after(self, end_offset: Mapping[int, int], query_id: str, spark_batch_id: int) -> "Applied":
-        """Return the record after one more micro-batch, which ended at `end_offset` of each of its partitions."""
+        """Return the record after one more WriteBatch, which ended at `end_offset` of each of its partitions."""
         is_forward = all(end >= self.next_offset.get(partition, 0) for partition, end in end_offset.items())
         assert is_forward, f"a log is never decided twice: {dict(end_offset)} is before {self.next_offset}"
         return msgspec.structs.replace(

@@ -37,7 +37,7 @@ class MemoryKv:
         return found
 
     def write(self, overlay: Overlay) -> None:
-        """Apply the erasures and then the changes of an overlay, which starts its next micro-batch."""
+        """Apply the erasures and then the changes of an overlay, which begins its next WriteBatch."""
         state = self.families.setdefault(STATE, {})
         for first, end in overlay.erasures():
             for key in [key for key in state if first <= key < end]:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix
 from broker_state.store.segment import decode_segment, encode_segment
 
-__all__ = ["CACHE_BYTES", "Change", "Encodable", "Family", "Kv", "Overlay"]
+__all__ = ["CACHE_BYTES", "DEADLINES", "OPS", "STATE", "Change", "Encodable", "Family", "Kv", "Overlay"]
 
 Family = str
 STATE: Family = "state"
@@ -67,7 +67,7 @@ class Overlay:
         self._erased: set[bytes] = set()
         self._dropped: set[bytes] = set()
         self.generation = 0
-        """Micro-batches written so far. Stored deadlines that were read are valid within one of them."""
+        """WriteBatches so far. Stored deadlines that were read are valid within one of them."""
 
     def get(self, key: bytes, decode: Callable[[bytes], Value]) -> Value | None:
         """Return the decoded value of a state key. The object is shared: call `put` after changing it."""
@@ -198,7 +198,7 @@ class Overlay:
             yield DEADLINES, key, value
 
     def written(self) -> None:
-        """Start the next micro-batch: the changes are durable. Decoded values stay within `cache_bytes`."""
+        """Begin the next WriteBatch: the changes are durable. Decoded values stay within `cache_bytes`."""
         self.generation += 1
         self._dirty.clear()
         self._dirty_bits.clear()

@@ -115,8 +115,8 @@ class RocksStore:
         self._sync = WriteOptions()
         self._sync.sync = True
         self._failed: PopstreamError | None = None
-        self.batches_written = 0
-        """WriteBatches that this process wrote, one per micro-batch."""
+        self.write_batches_written = 0
+        """WriteBatches that this process wrote."""
         try:
             self._require_one_moment()
         except PopstreamError:
@@ -202,31 +202,30 @@ class RocksStore:
         if self._failed is not None:
             message = f"the store stopped: {self._failed.message}"
             raise type(self._failed)(message, subject=str(self.path)) from self._failed
-        batch = WriteBatch(raw_mode=True)
+        write_batch = WriteBatch(raw_mode=True)
         handles = self._handles
         for family, first, end in erasures:
-            batch.delete_range(first, end, handles[family])
-        put, delete = batch.put, batch.delete
+            write_batch.delete_range(first, end, handles[family])
+        put, delete = write_batch.put, write_batch.delete
         for family, key, value in changes:
             if value is None:
                 delete(key, handles[family])
             else:
                 put(key, value, handles[family])
         moment = self._db.latest_sequence_number().to_bytes(8, "big")
-        for (
-            family
-        ) in handles:  # no variable may hold a handle: in the traceback of an error it would keep the files open
+        # No variable may hold a handle: in the traceback of an error it would keep the files open.
+        for family in handles:
             put(_MOMENT_KEY, moment, handles[family])
-        size = batch.size_in_bytes()
+        size = write_batch.size_in_bytes()
         try:
-            self._db.write(batch, self._sync)
+            self._db.write(write_batch, self._sync)
         except Exception as error:  # rocksdict raises bare Exception, and any of them is final
             self._failed = _failure("the write failed", error, self.path)
             raise self._failed from error
-        self.batches_written += 1
+        self.write_batches_written += 1
         return size
 
-    def checkpoint(self, folder: Path) -> None:
+    def copy_to(self, folder: Path) -> None:
         """Copy the store as of now to `folder`, which must not exist; on the same disk most files are hard links.
 
         Raises:

@@ -141,7 +141,7 @@ class MicroBatchApplier:
         trace: Called with the report of each micro-batch, also of one that has failed; must neither block nor raise.
         observe: Called with each decision once it is written and published, and with the queues that it touched; must
             neither block nor raise.
-        after_batch: Called at the end of a micro-batch with its report.
+        after_micro_batch: Called at the end of a micro-batch with its report.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class MicroBatchApplier:
         plans: Plans,
         delivered: Callable[[], Mapping[str, int]],
         publish: Callable[[list[Entry]], None],
-        after_batch: Callable[[MicroBatchReport], None],
+        after_micro_batch: Callable[[MicroBatchReport], None],
         observe: Callable[[Decision, Collection[QueueState]], None] = lambda _decision, _touched: None,
         trace: Callable[[MicroBatchReport], None] = lambda _: None,
     ) -> None:
@@ -172,7 +172,7 @@ class MicroBatchApplier:
         self._plans = plans
         self._delivered = delivered
         self._publish = publish
-        self._after_batch = after_batch
+        self._after_micro_batch = after_micro_batch
         self._observe = observe
         self._trace = trace
         self._decider = decider
@@ -181,34 +181,34 @@ class MicroBatchApplier:
     def __call__(self, micro_batch: MicroBatch) -> None:
         """Apply one micro-batch; any exception ends the job."""
         report = MicroBatchReport(micro_batch.fetch, self.applied)
-        batch_id = micro_batch.spark_batch_id
+        spark_batch_id = micro_batch.spark_batch_id
         breaker = CrashLoopBreaker(
             self._attempts,
             self._quarantine,
-            lambda slices, end_offset: self._try_to_apply(slices, end_offset, batch_id, report),
+            lambda slices, end_offset: self._try_to_apply(slices, end_offset, spark_batch_id, report),
             lambda: self.applied.next_offset,
         )
         try:
             with report.lap:
-                end_offset = end_of_micro_batch(self._plans, batch_id, self.applied)
+                end_offset = end_of_micro_batch(self._plans, spark_batch_id, self.applied)
                 breaker.run(lambda: self._source.records(micro_batch), end_offset)
         finally:
             report.after = self.applied
             self._trace(report)
             report.lap.forget_errors()
-        self._after_batch(report)
+        self._after_micro_batch(report)
 
     def _try_to_apply(
-        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: MicroBatchReport
+        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], spark_batch_id: int, report: MicroBatchReport
     ) -> None:
         try:
-            self._apply(slices, end_offset, batch_id, report)
+            self._apply(slices, end_offset, spark_batch_id, report)
         except BaseException:
             self._decider.give_up()
             raise
 
     def _apply(
-        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: MicroBatchReport
+        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], spark_batch_id: int, report: MicroBatchReport
     ) -> None:
         """Apply records, and the holes among them, up to `end_offset`: as one WriteBatch, or more if it takes long.
 
@@ -242,19 +242,19 @@ class MicroBatchApplier:
             for turn in in_turns(ordered, self._turn_length):
                 turn_began_s = time.perf_counter()
                 if decider.decided.records and turn_began_s - began_s > WRITE_AFTER_S:
-                    self._finish({**self.applied.next_offset, **decider.decided.ends}, batch_id, report)
+                    self._finish({**self.applied.next_offset, **decider.decided.ends}, spark_batch_id, report)
                     began_s = turn_began_s = time.perf_counter()
                 # Step 4: decide
                 with _pure(), report.step("decide"):
                     decider.decide(turn)
                 self._turn_length.took(time.perf_counter() - turn_began_s)
         if decider.decided.records or end_offset != self.applied.next_offset:
-            self._finish(end_offset, batch_id, report)
+            self._finish(end_offset, spark_batch_id, report)
 
-    def _finish(self, end_offset: dict[int, int], batch_id: int, report: MicroBatchReport) -> None:
+    def _finish(self, end_offset: dict[int, int], spark_batch_id: int, report: MicroBatchReport) -> None:
         # Step 5: write
         with report.step("write") as lap:
-            applied = self.applied.after(end_offset, self._plans.query_id, batch_id)
+            applied = self.applied.after(end_offset, self._plans.query_id, spark_batch_id)
             entries = self._write(applied, report, lap)
             decided = self._decider.written()
         # Step 6: publish

@@ -378,7 +378,7 @@ class Job:
             delivered=self._flusher.committed,
             publish=self.publisher.publish,
             observe=self._observe,
-            after_batch=self._after_batch,
+            after_micro_batch=self._after_micro_batch,
             trace=self._trace,
         )
 
@@ -531,7 +531,7 @@ class Job:
     def _show_owner(self) -> None:
         self.metrics.show_owner(OwnerView.of(self.settings.topic_prefix, self._prefix.owner))
 
-    def _after_batch(self, report: MicroBatchReport) -> None:
+    def _after_micro_batch(self, report: MicroBatchReport) -> None:
         behind = report.records >= self.settings.records_per_batch_max
         if self.applied.apply_seq and not self._stored_epoch:
             self._stored_epoch = self.applied.state_epoch

@@ -6,7 +6,7 @@ from popstream.wire.base_errors import Unavailable, is_transient
 __all__ = ["NO_PROGRESS_MAX", "Restarts"]
 
 NO_PROGRESS_MAX = 5
-"""Restarts in a row without a newly decided micro-batch; after these the process ends and its supervisor decides."""
+"""Restarts in a row without a new WriteBatch; after these the process ends and its supervisor decides."""
 HEALTHY_AFTER_S = 600.0
 """A job that ran this long was healthy: its failure is unrelated to the failures before it."""
 RESTART_S = 1.0
@@ -27,7 +27,7 @@ class Restarts:
 
         Args:
             failure: What ended the last job, or kept it from starting.
-            apply_seq: Sequence number of the last decided micro-batch.
+            apply_seq: Number of the last WriteBatch.
             ran_s: Seconds that the last job ran; 0: it did not start. An `Unavailable` start is retried without limit.
 
         >>> restarts, away = Restarts(), OSError("away")

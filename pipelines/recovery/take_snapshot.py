@@ -25,7 +25,7 @@ def take_image(store: RocksStore, scratch: Path) -> Path:
     """
     image = scratch / secrets.token_hex(8)
     image.parent.mkdir(parents=True, exist_ok=True)
-    store.checkpoint(image)
+    store.copy_to(image)
     return image
 
 
@@ -65,7 +65,7 @@ def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, s
 def _opened_copy(store: RocksStore, folder: Path, families: Iterable[Family]) -> RocksStore:
     """Copy a store, and open the copy, which reads its manifest and its log."""
     last_sequence = store.last_sequence
-    store.checkpoint(folder)
+    store.copy_to(folder)
     try:
         copy = RocksStore(folder, families, read_only=True)
     except Corrupt:

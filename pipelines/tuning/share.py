@@ -156,7 +156,7 @@ class _Partition:
                 self._fold(overlay, slice_, Decision())
                 store.write(overlay)
                 on_progress("deciding what is before the range", slice_[-1].kafka_offset - first)
-            store.checkpoint(self._stores.what_if)
+            store.copy_to(self._stores.what_if)
             recorder = Recorder(overlay, self._settings)
             for slice_ in self._slices(quarantine, begin, end):
                 self._record(overlay, recorder, slice_)

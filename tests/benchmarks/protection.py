@@ -81,7 +81,7 @@ def _scrub(folder: Path) -> dict[str, float]:
         for first in range(0, _STORE_BYTES // _VALUE_BYTES, _VALUES_A_WRITE):
             numbers = range(first, first + _VALUES_A_WRITE)
             store.write_changes([(STATE, b"%012d" % number, chance.randbytes(_VALUE_BYTES)) for number in numbers])
-        store.checkpoint(folder / "flushed")
+        store.copy_to(folder / "flushed")
         sizes = _settled_sizes(store)
         last = [name for name, size in sizes.items() if size > 1 << 20][-1]
         flip_byte(store.path / last, sizes[last] - (1 << 20))

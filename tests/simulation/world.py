@@ -167,7 +167,7 @@ class Instance:
             plans=self.plans,
             delivered=self.tables.committed,
             publish=self.publisher.publish,
-            after_batch=lambda _: failpoints.failpoint("commit"),
+            after_micro_batch=lambda _: failpoints.failpoint("commit"),
         )
         self.flush = DeltaFlush(self.outbox, self.tables, applied_seq=lambda: self.apply_ops.applied.apply_seq)
 

@@ -61,7 +61,7 @@ def run_list(settings: JobSettings, *, as_json: bool) -> None:
         print(msgspec.json.encode(snapshots).decode())
         return
     table = Table()
-    for column in ("snapshot", "taken at", "micro-batches", "bytes"):
+    for column in ("snapshot", "taken at", "apply_seq", "bytes"):
         table.add_column(column, justify="left" if column in {"snapshot", "taken at"} else "right", overflow="fold")
     for snapshot in snapshots:
         taken = datetime.fromtimestamp(snapshot.taken_at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")

@@ -115,7 +115,7 @@ class ShardState:
                 yield DEADLINES, deadline_key(queue, ref), b""
 
     def write(self, overlay: Overlay, newest_ms: int) -> None:
-        """Store the changes of an overlay, which starts its next micro-batch.
+        """Store the changes of an overlay, which begins its next WriteBatch.
 
         Args:
             overlay: What was decided.

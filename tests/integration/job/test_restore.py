@@ -182,7 +182,7 @@ def test_a_builders_store_with_a_damaged_file_is_built_anew(scene: RestoreScene)
     """It opens: damage is met when it is read."""
     with RocksStore(scene.root / "made", BUILDER_FAMILIES) as store:
         store.write_changes([(UNITS, b"%06d" % number, number.to_bytes(400)) for number in range(5_000)])
-        store.checkpoint(scene.folder.queues)
+        store.copy_to(scene.folder.queues)
     table = max(scene.folder.queues.glob("*.sst"), key=lambda file: file.stat().st_size)
     damage(table, table.stat().st_size // 2)
     restored = scene.restore()
@@ -476,7 +476,7 @@ def test_a_start_needs_no_checkpoint(scene: RestoreScene, harm: Callable[[Restor
 def test_a_running_job_reports_a_damaged_file_and_continues(scene: RestoreScene) -> None:
     """Last of the tests, because it adds to the log that they share."""
     job = scene.start(scrub_interval_s=0.5)
-    job.store.checkpoint(scene.root / "flushed")
+    job.store.copy_to(scene.root / "flushed")
     table = scene.folder.state / job.store.table_files()[-1]
     flip_byte(table, table.stat().st_size - 60)  # of its metaindex, which RocksDB has read
     wait_for(lambda: job.report().damage, job)

@@ -79,7 +79,7 @@ class SmallJob:
             plans=SparkPlans(self.checkpoint, TOPIC),
             delivered=lambda: self.delivered,
             publish=self.published.extend,
-            after_batch=self.reports.append,
+            after_micro_batch=self.reports.append,
             trace=trace,
         )
 

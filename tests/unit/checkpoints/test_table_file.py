@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> Path:
     with RocksStore(tmp_path / "state") as store:
         store.write_changes([(STATE, b"%04d" % number, b"value %d" % number) for number in range(100)])
         store.write_changes([], [(STATE, b"0010", b"0020")])
-        store.checkpoint(tmp_path / "copy" / "state")
+        store.copy_to(tmp_path / "copy" / "state")
     return max((tmp_path / "copy" / "state").glob("*.sst"), key=lambda file: file.stat().st_size)
 
 
@@ -73,7 +73,7 @@ def test_sound_stores_pass(tmp_path: Path, seed: int) -> None:
             first, end = sorted(rng.randbytes(2) for _ in range(2))
             store.write_changes(changes, [(STATE, first, end)])
             copy = tmp_path / "copy" / str(rng.random())
-            store.checkpoint(copy)
+            store.copy_to(copy)
             for path in copy.glob("*.sst"):
                 pieces = list(check_table(path))
                 assert max(pieces) < PIECE_BYTES + 310_000
@@ -86,7 +86,7 @@ def test_damage_under_a_range_deletion_is_found(tmp_path: Path) -> None:
     """A scan skips such blocks, and a compaction reads them."""
     with RocksStore(tmp_path / "state") as store:
         store.write_changes([(STATE, b"%06d" % number, random.Random(number).randbytes(100)) for number in range(2000)])
-        store.checkpoint(tmp_path / "copy" / "first")
+        store.copy_to(tmp_path / "copy" / "first")
         name = max(store.table_files(), key=lambda name: (tmp_path / "state" / name).stat().st_size)
         store.write_changes([], [(STATE, b"000100", b"001900")])
     flip_byte(tmp_path / "state" / name)

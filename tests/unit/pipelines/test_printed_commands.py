@@ -185,7 +185,7 @@ def test_a_lost_state_is_named_with_the_command(tmp_path: Path, command: str) ->
 def test_a_damaged_state_is_named_with_the_command(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "job")
     with RocksStore(folder.state) as store:
-        store.checkpoint(tmp_path / "flushed")
+        store.copy_to(tmp_path / "flushed")
     next(folder.state.glob("MANIFEST-*")).unlink()
     code, said = run("snapshot", "--folder", "job")
     assert code == 4

@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RocksStore(folder / "state") as store:
         for number in range(3):
             fill(store, chance)
-            store.checkpoint(folder / f"flushed-{number}")
+            store.copy_to(folder / f"flushed-{number}")
         store.write_changes([(STATE, b"in the log", b"1")])
         shutil.copytree(folder / "state", folder / "killed")
     return folder / "killed"
@@ -100,7 +100,7 @@ def uses(path: Path, *, read_only: bool) -> Iterator[PopstreamError]:
     if not read_only:
         works += [
             lambda: store.write_changes([(STATE, b"x", b"y")]),
-            lambda: store.checkpoint(path.with_name("checkpoint")),
+            lambda: store.copy_to(path.with_name("checkpoint")),
         ]
     for work in (*works, store.close):
         try:
@@ -130,7 +130,7 @@ def write_until_it_fails(store: RocksStore, folder: Path) -> None:
     chance = random.Random(3)
     for number in range(50):
         fill(store, chance)
-        store.checkpoint(folder / str(number))
+        store.copy_to(folder / str(number))
 
 
 def test_a_damaged_file_that_a_compaction_meets(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_damaged_file_that_a_compaction_meets(tmp_path: Path) -> None:
     with RocksStore(tmp_path / "state") as store:
         for number in range(3):
             fill(store, chance)
-            store.checkpoint(tmp_path / f"flushed-{number}")
+            store.copy_to(tmp_path / f"flushed-{number}")
     flip(max((tmp_path / "state").glob("*.sst"), key=lambda file: file.stat().st_size))
     with pytest.raises(Corrupt, match="block checksum mismatch") as raised, RocksStore(tmp_path / "state") as store:
         write_until_it_fails(store, tmp_path / "copies")
@@ -194,7 +194,7 @@ def test_a_manifest_that_was_cut_off_anywhere_leaves_all_families_at_the_same_mo
             rows = [(STATE, b"%d" % key, b"%d" % number) for key in range(100)]
             store.write_changes([*rows, (OPS, b"op", b"%d" % number), (META, b"applied", b"%d" % number)])
             if number < 5:  # the last one is flushed, family by family, when the store is closed
-                store.checkpoint(tmp_path / f"flushed-{number}")
+                store.copy_to(tmp_path / f"flushed-{number}")
     (manifest,) = (tmp_path / "state").glob("MANIFEST-*")
     size, opened, torn = manifest.stat().st_size, set(), 0
     for cut in range(0, size, 7):

@@ -104,7 +104,7 @@ def test_everything_that_must_agree_is_in_one_synced_write(tmp_path: Path, disk:
         overlay.set_deadline(queue_prefix("t", 0), 1, DEADLINE_PAGE, 2, 0, 7)
         size = store.write(overlay, [(META, b"applied", b"x"), (OUTBOX, b"entry", b"y")])
         assert disk.writes == [size]
-        assert store.batches_written == 1
+        assert store.write_batches_written == 1
         assert {family: len(values) for family, values in all_of(store).items()} == {
             STATE: 3,
             OPS: 1,
@@ -164,7 +164,7 @@ def test_a_failed_write_stops_the_store_for_good(tmp_path: Path, disk: type[Disk
         disk.broken = False
         with pytest.raises(StoreStopped, match="No space left"):
             store.write(overlay)
-        assert len(disk.writes) == store.batches_written == 1
+        assert len(disk.writes) == store.write_batches_written == 1
     with RocksStore(tmp_path) as store:
         assert dict(store.scan(STATE, b"")) == {b"a": b"1"}
 
@@ -206,7 +206,7 @@ def test_each_micro_batch_is_one_write_with_everything_in_it(tmp_path: Path, dis
         ]
         for number, batch in enumerate(batches, 1):
             job.run(*batch)
-            assert len(disk.writes) == store.batches_written == number
+            assert len(disk.writes) == store.write_batches_written == number
             assert job.apply_ops.applied.apply_seq == number
             stored = store.get(META, APPLIED_KEY)
             assert stored is not None
@@ -355,7 +355,7 @@ def test_a_damaged_file_is_told_and_never_an_end(tmp_path: Path) -> None:
     """An iterator of RocksDB that meets damage ends like one without further keys."""
     with RocksStore(tmp_path / "state") as store:
         store.write_changes([(STATE, b"%06d" % number, number.to_bytes(400)) for number in range(5_000)])
-        store.checkpoint(tmp_path / "copy")  # flushes
+        store.copy_to(tmp_path / "copy")  # flushes
     table = max((tmp_path / "copy").glob("*.sst"), key=lambda file: file.stat().st_size)
     damage(table, table.stat().st_size // 2)
     keys = [b"%06d" % number for number in range(5_000)]

@@ -105,9 +105,9 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 def test_one_write_batch_has_units_progress_and_outbox_entries(lab: Lab) -> None:
     lab.builder.update_topics(topic(), {})
-    written = lab.store.batches_written
+    written = lab.store.write_batches_written
     lab.builder.append({QUEUE: scan(0, 6, 0, 1, 4)})
-    assert lab.store.batches_written == written + 1
+    assert lab.store.write_batches_written == written + 1
     lab.reopen()
     assert lab.offsets() == [0, 1, 4]
     assert lab.builder.queues[QUEUE].end_offset == 6

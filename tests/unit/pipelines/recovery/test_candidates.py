@@ -111,7 +111,7 @@ def test_a_state_that_cannot_even_be_closed_is_passed_over(folder: JobFolder) ->
     with RocksStore(folder.state) as store:
         for number in range(2):  # after four files of a family a compaction would delete files while they are copied
             store.write_changes([(STATE, b"%06d" % key, chance.randbytes(200)) for key in range(2_000)])
-            store.checkpoint(folder.root / f"flushed-{number}")
+            store.copy_to(folder.root / f"flushed-{number}")
         store.write_changes([(STATE, b"in the log", b"1")])
         shutil.copytree(folder.state, folder.root / "killed")
     shutil.rmtree(folder.state)
@@ -128,7 +128,7 @@ def test_a_damaged_state_is_passed_over_although_reads_skip_the_damage(folder: J
     write_state(folder.state, 500)
     with RocksStore(folder.state) as store:
         store.write_changes([(STATE, b"%06d" % number, b"%d" % number * 20) for number in range(5_000)])
-        store.checkpoint(folder.root / "flushed")
+        store.copy_to(folder.root / "flushed")
         (victim,) = (name for name in store.table_files() if (folder.state / name).stat().st_size > 10_000)
         store.write_changes([], [(STATE, b"000010", b"004990")])
     snapshot = keep_snapshot(folder, 300)
@@ -169,7 +169,7 @@ def test_files_are_copied_where_they_cannot_be_linked(folder: JobFolder, monkeyp
     """The state may be on another disk than the scratch folder."""
     write_state(folder.state, 500)
     with RocksStore(folder.state) as store:
-        store.checkpoint(folder.root / "flushed")
+        store.copy_to(folder.root / "flushed")
     shutil.rmtree(folder.state)
     (folder.root / "flushed").rename(folder.state)
     assert list(folder.state.glob("*.sst"))

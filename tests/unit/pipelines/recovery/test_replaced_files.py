@@ -19,7 +19,7 @@ def write_queues(path: Path, value: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with RocksStore(path.with_name("open"), BUILDER_FAMILIES) as store:
         store.write_changes([(UNITS, b"key", value)])
-        store.checkpoint(path)
+        store.copy_to(path)
 
 
 def damage(path: Path) -> None:

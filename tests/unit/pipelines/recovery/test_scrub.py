@@ -49,9 +49,9 @@ def stores(tmp_path: Path) -> Iterator[list[RocksStore]]:
             state.write_changes(
                 [(STATE, b"%d %04d" % (part, n), values[n * 1000 : n * 1000 + 1000]) for n in range(1000)]
             )
-            state.checkpoint(tmp_path / f"flushed {part}")
+            state.copy_to(tmp_path / f"flushed {part}")
         queues.write_changes([(QUEUES, b"key", b"value")])
-        queues.checkpoint(tmp_path / "flushed queues")
+        queues.copy_to(tmp_path / "flushed queues")
         yield [state, queues]
 
 

@@ -145,7 +145,7 @@ def test_a_damaged_state_is_refused_and_older_snapshots_stay(tmp_path: Path, *, 
         if kept_before:
             older.append(take_snapshot(store, None, tmp_path / "scratch", snapshots))
         else:
-            store.checkpoint(tmp_path / "flushed")
+            store.copy_to(tmp_path / "flushed")
         victim = store.table_files()[0]
         flip_byte(tmp_path / "state" / victim)
         write(store, 2)
@@ -170,7 +170,7 @@ def test_a_damaged_store_of_the_builder_is_refused(tmp_path: Path) -> None:
     with RocksStore(tmp_path / "state") as state, RocksStore(tmp_path / "queues", BUILDER_FAMILIES) as queues:
         write(state, 1)
         queues.write_changes([(QUEUES, b"key", b"value")])
-        queues.checkpoint(tmp_path / "flushed")
+        queues.copy_to(tmp_path / "flushed")
         victim = queues.table_files()[0]
         flip_byte(tmp_path / "queues" / victim)
         with pytest.raises(Corrupt, match=f"queues/{victim} is damaged"):
@@ -197,7 +197,7 @@ def test_a_copy_that_does_not_open_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_a_copy_without_the_last_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RocksStore(tmp_path / "state") as store:
         write(store, 1)
-        store.checkpoint(tmp_path / "early")
+        store.copy_to(tmp_path / "early")
         write(store, 2)
         monkeypatch.setattr(RocksStore, "checkpoint", lambda _store, folder: (tmp_path / "early").rename(folder))
         with pytest.raises(Corrupt, match="the copy of state lacks the last changes: its log is damaged"):

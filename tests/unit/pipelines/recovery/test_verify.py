@@ -384,7 +384,7 @@ def test_a_damaged_snapshot_is_reported_with_another_one(
 def test_a_damaged_store_is_refused_before_anything_is_decided_again(tmp_path: Path) -> None:
     with RocksStore(tmp_path / "state") as store:
         store.write_changes([(META, APPLIED_KEY, Applied(state_epoch="e", ops_topic="o", ops_topic_id="i").encode())])
-        store.checkpoint(tmp_path / "flushed")
+        store.copy_to(tmp_path / "flushed")
         require_undamaged(store, "the state", RESTORE)
         victim = max(store.table_files(), key=lambda name: (tmp_path / "state" / name).stat().st_size)
         flip_byte(tmp_path / "state" / victim)
