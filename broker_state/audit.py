@@ -31,6 +31,8 @@ __all__ = [
     "RejectReason",
     "RejectedRow",
     "StepCause",
+    "is_handler_cause",
+    "is_release_cause",
     "release_cause",
     "shortened",
 ]
@@ -264,6 +266,20 @@ def release_cause(raised: str | None) -> str:
     if raised is None:
         return "change_invisible"
     return f"{HANDLER_CAUSE}: {raised}" if raised else HANDLER_CAUSE
+
+
+def is_handler_cause(cause: str) -> bool:
+    """Whether the cause is that of a release by a client whose handler failed.
+
+    >>> [is_handler_cause(cause) for cause in ("handler", "handler: ValueError", "handlers", "change_invisible")]
+    [True, True, False, False]
+    """
+    return cause == HANDLER_CAUSE or cause.startswith(f"{HANDLER_CAUSE}: ")
+
+
+def is_release_cause(cause: str) -> bool:
+    """Whether `release_cause` returns it: the client gave the messages back."""
+    return cause == StepCause.CHANGE_INVISIBLE or is_handler_cause(cause)
 
 
 def shortened(text: str | None) -> str | None:

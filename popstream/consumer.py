@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.entries import RETURNED, Change
-from popstream.lease.failed_handler import Retries
+from popstream.lease.retry_rules import RetryRules
 from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
@@ -178,7 +178,7 @@ class Consumer(Generic[Body]):
         if order and resend_with is not None:
             message = "an orderly group redelivers whole units: a message that is sent again would be out of order"
             raise Invalid(message, subject=group)
-        retries = Retries(max_attempts, back_off, describe_error)
+        retries = RetryRules(max_attempts, back_off, describe_error)
         self.settings = ClientSettings(
             bootstrap_servers=bootstrap_servers, client_id=client_id or new_client_id(), prefix=prefix, **settings
         )

@@ -4,7 +4,7 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.validation import is_range
 from broker_state.store.facts import UnitFacts
-from broker_state.store.pages import PAGE_SHIFT, TagPage, windows
+from broker_state.store.pages import PAGE_SHIFT, UnitFactsPage, windows
 from broker_state.store.segment import SEGMENT_SHIFT
 from popstream.wire.answer import Run
 from popstream.wire.command import Dispatch, WrittenRange
@@ -117,7 +117,7 @@ def _write(queue: QueueState, first: int, end: int, facts: UnitFacts | None, lef
             left.pieces -= 1
             queue.tag_index.add(facts, low >> PAGE_SHIFT, ((high - 1) >> PAGE_SHIFT) + 1)
             for page_no, page_first, page_end in windows(low, high):
-                page = queue.unit_facts(page_no) or TagPage(page_no, [])
+                page = queue.unit_facts(page_no) or UnitFactsPage(page_no, [])
                 page.replace(page_first, page_end, facts)
                 queue.set_unit_facts(page)
     return end, queue.written.mark(first, end) > 0

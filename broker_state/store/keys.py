@@ -8,7 +8,7 @@ state      <queue> 'Q'                               the queue                  
            <queue> 'H' segment no u64                holes                                          segment
            <queue> 'h' level u8, block u64           number of holes in a block                     segment
            <queue> 'K' number u64                    a skip of offsets that had been written        LateSkip
-           <queue> 'T' page no u64                   facts about the units of 64 offsets            TagPage
+           <queue> 'T' page no u64                   facts about the units of 64 offsets            UnitFactsPage
            <queue> 'g' class u16, depth u8, node u64 pages of units whose tags are of a class       tree node
            <queue> 'S' depth u8, node u64            lanes that wait for the commit position        tree node
            <queue> 'F' page no u64                   op_ids in the order of their records           OpLog

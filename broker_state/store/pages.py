@@ -18,7 +18,7 @@ __all__ = [
     "PAGE_SHIFT",
     "DeliveryPage",
     "Runs",
-    "TagPage",
+    "UnitFactsPage",
     "decode_ints",
     "encode_ints",
     "windows",
@@ -227,7 +227,7 @@ class DeliveryPage(Runs[Delivery]):
         return cls(page_no, due_ms, flat[3:start], runs)
 
 
-class TagPage(Runs[UnitFacts]):
+class UnitFactsPage(Runs[UnitFacts]):
     """Tags, inner counts and delivery times of 64 offsets, except those that are (0, 1, 0), the default.
 
     Value: 0x01, MessagePack [page no, then first, length, tag, count of each run]; or, if one of them has a delivery
@@ -255,26 +255,26 @@ class TagPage(Runs[UnitFacts]):
         return (self._FORMAT_WITH_TIMES if has_times else self._FORMAT) + encode_ints(flat)
 
     @classmethod
-    def decode(cls, value: bytes) -> "TagPage":
+    def decode(cls, value: bytes) -> "UnitFactsPage":
         """Decode a stored page.
 
         Raises:
             CorruptValueError: It has another format byte, or its numbers do not make a page.
         """
         if value[:1] == cls._FORMAT_WITH_TIMES:
-            return decode_ints("tag page", cls._FORMAT_WITH_TIMES, value, cls._of_times)
-        return decode_ints("tag page", cls._FORMAT, value, cls._of)
+            return decode_ints("unit facts page", cls._FORMAT_WITH_TIMES, value, cls._of_times)
+        return decode_ints("unit facts page", cls._FORMAT, value, cls._of)
 
     @classmethod
-    def _of(cls, flat: list[int]) -> "TagPage":
+    def _of(cls, flat: list[int]) -> "UnitFactsPage":
         return cls._of_columns(flat[0], flat[1::4], flat[2::4], flat[3::4], flat[4::4], [0] * (len(flat) // 4))
 
     @classmethod
-    def _of_times(cls, flat: list[int]) -> "TagPage":
+    def _of_times(cls, flat: list[int]) -> "UnitFactsPage":
         return cls._of_columns(flat[0], flat[1::5], flat[2::5], flat[3::5], flat[4::5], flat[5::5])
 
     @classmethod
-    def _of_columns(cls, page_no: int, *columns: list[int]) -> "TagPage":
+    def _of_columns(cls, page_no: int, *columns: list[int]) -> "UnitFactsPage":
         base = page_no << PAGE_SHIFT
         runs = [
             (base + first, base + first + length, UnitFacts(tag, count, deliver_at_ms))

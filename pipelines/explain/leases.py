@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from broker_state.audit import HANDLER_CAUSE
+from broker_state.audit import HANDLER_CAUSE, is_handler_cause
 from pipelines.explain.clock import duration_text
 from pipelines.explain.message_events import Event, EventKind
 
@@ -163,7 +163,7 @@ def raised_text(cause: str | None) -> str | None:
     >>> raised_text("handler: ValueError: no milk"), raised_text("handler"), raised_text("change_invisible")
     ('its handler raised ValueError: no milk', 'its handler failed', None)
     """
-    if cause is None or not cause.startswith(HANDLER_CAUSE):
+    if cause is None or not is_handler_cause(cause):
         return None
     raised = cause.removeprefix(HANDLER_CAUSE).removeprefix(": ")
     return f"its handler raised {raised}" if raised else "its handler failed"

@@ -9,11 +9,11 @@ import msgspec
 
 from broker_state.audit import (
     ERA_ENDING_KINDS,
-    HANDLER_CAUSE,
     CommitPositionRow,
     DeliveryRow,
     DeliveryStep,
     OperationRow,
+    is_release_cause,
 )
 from popstream.wire.handle import read_handle
 
@@ -191,8 +191,7 @@ def _kind_of(row: DeliveryRow) -> EventKind:
         return _KINDS[DeliveryStep(row.step)]
     if row.cause in ERA_ENDING_KINDS:
         return EventKind.RESET
-    is_by_client = row.cause == "change_invisible" or row.cause.startswith(HANDLER_CAUSE)
-    return EventKind.GIVEN_BACK if is_by_client else EventKind.RELEASED
+    return EventKind.GIVEN_BACK if is_release_cause(row.cause) else EventKind.RELEASED
 
 
 def _of_operations(row: OperationRow) -> Iterator[tuple[_Place, Event]]:

@@ -4,7 +4,7 @@
 base (an empty state, or a snapshot) ── log before the range ──> the state at its begin, twice
 records of the range ── kernel ──> facts ── recorder.py ──> what clients sent by themselves, how they handled leases
                                                       └──> replay.py ── kernel, other settings ──> what would have been
-tables ── DuckDB ──> ack_delays.py ──> recommendation.py
+tables ── DuckDB ──> lease_figures.py ──> recommendation.py
 ```
 
 A queue is replayed by itself, in a process for each share of the partitions (worker.py), as a verification does.

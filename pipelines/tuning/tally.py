@@ -6,11 +6,11 @@ import msgspec
 
 from broker_state.audit import (
     ERA_ENDING_KINDS,
-    HANDLER_CAUSE,
     CommitPositionRow,
     DeliveryRow,
     DeliveryStep,
     OperationRow,
+    is_release_cause,
 )
 from pipelines.tuning.delivery_counts import DeliveryCounts
 from popstream.wire.reason import Reason
@@ -127,7 +127,7 @@ class LaneTally:
                 return
             if row.step == DeliveryStep.EXPIRED:
                 outcome.expired += count
-            elif row.cause == "change_invisible" or row.cause.startswith(HANDLER_CAUSE):
+            elif is_release_cause(row.cause):
                 outcome.given_back += count
             offsets = range(row.first_offset, row.last_offset + 1)
             self._failed_ms.update(dict.fromkeys(offsets, row.at_ms))

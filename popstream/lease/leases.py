@@ -18,7 +18,7 @@ from popstream.observer import Observers
 if TYPE_CHECKING:
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture
-    from popstream.lease.failed_handler import Retries
+    from popstream.lease.retry_rules import RetryRules
     from popstream.lease.settlement import Resender
     from popstream.outcome import QueueKey
 
@@ -58,7 +58,7 @@ class Leases:
         ack_delay_ms: float,
         batches_changes: bool,
         renewal: RenewalPolicy | None,
-        retries: Retries,
+        retries: RetryRules,
         resender: Resender | None,
         observers: Observers = Observers(),  # noqa: B008 - immutable
     ) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from popstream.exchange.broker_clock import BrokerClock
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.entry_sender import EntrySender
-    from popstream.lease.failed_handler import Retries
+    from popstream.lease.retry_rules import RetryRules
     from popstream.lease.held_messages import HeldMessages
     from popstream.message import LeasedUnit
     from popstream.outcome import Receipt, SendResult
@@ -78,7 +78,7 @@ class Settlement:
         *,
         group: str,
         broker_clock: BrokerClock,
-        retries: Retries,
+        retries: RetryRules,
         resender: Resender | None = None,
     ) -> None:
         self._entries = entries

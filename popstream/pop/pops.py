@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from popstream.exchange.transport import Transport
-    from popstream.lease.failed_handler import Retries
+    from popstream.lease.retry_rules import RetryRules
     from popstream.lease.leases import Leases
     from popstream.message import Settler
     from popstream.outcome import QueueKey
@@ -73,7 +73,7 @@ class Pops:
         filler: RecordFiller,
         *,
         settler: Settler,
-        retries: Retries,
+        retries: RetryRules,
         returns_first: tuple[str, str] | None,
     ) -> None:
         self.filler = filler

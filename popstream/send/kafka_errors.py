@@ -26,7 +26,7 @@ from kafka.errors import (
 )
 
 from popstream.errors import NotWritten, OutcomeUnknown
-from popstream.send.shipment import Retry, SendOutcome
+from popstream.send.shipment import SendAgain, SendOutcome
 from popstream.wire.base_errors import Invalid
 
 __all__ = [
@@ -107,19 +107,19 @@ def send_outcome_of(error: Exception, topic: str, *, is_alone: bool, is_only_try
         found = OutcomeUnknown(f"whether the message was written to {topic} is unknown: {error!r}{hint}", subject=topic)
     found.__cause__ = error
     is_worth_a_retry = isinstance(found, NotWritten) or (is_of_batch and not is_alone)
-    return SendOutcome(error=found, retry=Retry.ALONE if is_worth_a_retry else Retry.NO)
+    return SendOutcome(error=found, retry=SendAgain.ALONE if is_worth_a_retry else SendAgain.NO)
 
 
 def not_accepted(error: Exception, topic: str, *, is_alone: bool) -> SendOutcome:
     """Return the outcome of a message that kafka-python does not accept, so that it is certainly not written."""
     found: Exception
     if isinstance(error, NOT_NOW):
-        found, retry = NotWritten(f"{topic} cannot be sent to now: {error!r}", subject=topic), Retry.TOGETHER
+        found, retry = NotWritten(f"{topic} cannot be sent to now: {error!r}", subject=topic), SendAgain.TOGETHER
     elif isinstance(error, TopicAuthorizationFailedError):
-        found, retry = _not_allowed(topic), Retry.NO
+        found, retry = _not_allowed(topic), SendAgain.NO
     else:
         found = Invalid(f"the message cannot be sent to {topic}: {error!r}", subject=topic)
-        retry = Retry.NO if is_alone else Retry.ALONE
+        retry = SendAgain.NO if is_alone else SendAgain.ALONE
     found.__cause__ = error
     return SendOutcome(error=found, retry=retry)
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from popstream.errors import ClientClosed, OutcomeUnknown
 from popstream.send.accumulator import Accumulator
-from popstream.send.retry import settle_load
+from popstream.send.settle_load import settle_load
 from popstream.send.shipment import NOT_ASKED, SendOutcome, SendQueue, Shipment, not_written
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from popstream.outcome import SendResult
     from popstream.send.outgoing import Outgoing
 
-__all__ = ["NOT_ASKED", "Retry", "SendOutcome", "SendQueue", "Shipment", "Writer", "not_written"]
+__all__ = ["NOT_ASKED", "SendAgain", "SendOutcome", "SendQueue", "Shipment", "Writer", "not_written"]
 
 LOAD_BYTES_MAX = 256 * 1024
 """Batches of fewer bytes together are one load; a larger batch is a load by itself."""
 
 
-class Retry(enum.Enum):
+class SendAgain(enum.Enum):
     """Whether a message is sent again; only a message that is certainly not written may be."""
 
     NO = "no"
@@ -43,10 +43,10 @@ class SendOutcome(msgspec.Struct, frozen=True):
 
     result: SendResult | None = None
     error: Exception | None = None
-    retry: Retry = Retry.NO
+    retry: SendAgain = SendAgain.NO
 
 
-NOT_ASKED = SendOutcome(retry=Retry.TOGETHER)
+NOT_ASKED = SendOutcome(retry=SendAgain.TOGETHER)
 
 
 class Shipment(msgspec.Struct, eq=False):

@@ -24,7 +24,7 @@ from broker_state.store.keys import (
 )
 from broker_state.store.marks import MAPS
 from broker_state.store.overlay import OPS, STATE, Family
-from broker_state.store.pages import PAGE_OFFSETS, DeliveryPage, TagPage
+from broker_state.store.pages import PAGE_OFFSETS, DeliveryPage, UnitFactsPage
 from broker_state.store.segment import FULL, SEGMENT_BITS, encode_segment
 from broker_state.store.state_records import (
     OP_LOG_ENTRIES,
@@ -605,13 +605,13 @@ def _delivery(state: int, revision: int) -> Delivery:
     return Delivery(EPOCH, revision, NOW_MS, deadline_ms, DUE_MS - NOW_MS, client, 1, state, False)
 
 
-def _tag_page(runs: int, delay_ms: int, page_no: int) -> TagPage:
+def _tag_page(runs: int, delay_ms: int, page_no: int) -> UnitFactsPage:
     base, length = page_no * PAGE_OFFSETS, PAGE_OFFSETS // runs
     facts = []
     for at in range(0, PAGE_OFFSETS, length):
         deliver_at_ms = NOW_MS + delay_ms + at if delay_ms else 0
         facts.append((base + at, base + at + length, UnitFacts(_TAG + at // length, 1, deliver_at_ms)))
-    return TagPage(page_no, facts)
+    return UnitFactsPage(page_no, facts)
 
 
 def _tree_node(key: bytes, end: int, *, first: int = 0) -> bytes | None:

@@ -135,7 +135,7 @@ def _handles() -> Iterator[bytes]:
     yield from (bytes((how,)) + part for how in (1, 2, 3) for part in (payload, payload[:41], payload + b"\xff", b""))
 
 
-_KIND_OF = {b"Q": "queue", b"d": "delivery page", b"T": "tag page", b"m": "member page", b"o": "order info"}
+_KIND_OF = {b"Q": "queue", b"d": "delivery page", b"T": "unit facts page", b"m": "member page", b"o": "order info"}
 _KIND_OF |= {b"w": "parked pop", b"K": "late skip", b"L": "text", b"F": "op log", b"N": "lane"}
 _KIND_OF |= {b"R": "queue usage", b"q": "lane usage"}
 

@@ -28,7 +28,7 @@ from broker_state.kernel.context.decision import OpRecord
 from broker_state.kernel.context.order_info import MemberPage, OrderInfo
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
-from broker_state.store.pages import DeliveryPage, TagPage
+from broker_state.store.pages import DeliveryPage, UnitFactsPage
 from broker_state.store.segment import decode_segment, encode_segment
 from broker_state.store.state_records import (
     LaneRecord,
@@ -162,7 +162,7 @@ def _record(kind: type[_Encodable]) -> Target:
     return check
 
 
-def _page(kind: type[DeliveryPage] | type[TagPage] | type[MemberPage]) -> Target:
+def _page(kind: type[DeliveryPage] | type[UnitFactsPage] | type[MemberPage]) -> Target:
     def check(value: bytes) -> None:
         found = kind.decode(value)
         again = kind.decode(found.encode())
@@ -266,7 +266,7 @@ CODECS: dict[str, Target] = {
     "op memory": _record(OpWindowEntry),
     "op log": _record(OpLog),
     "delivery page": _page(DeliveryPage),
-    "tag page": _page(TagPage),
+    "unit facts page": _page(UnitFactsPage),
     "member page": _page(MemberPage),
     "order info": _order_info,
     "segment": _segment,

@@ -25,7 +25,7 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.store.facts import Delivery, DeliveryState, UnitFacts
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import CACHE_BYTES, OPS, STATE
-from broker_state.store.pages import DeliveryPage, TagPage
+from broker_state.store.pages import DeliveryPage, UnitFactsPage
 from broker_state.store.rocks_store import RocksStore
 from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX
@@ -272,8 +272,8 @@ def test_page_of_the_largest_numbers_that_can_be(clients: int) -> None:
 
 def test_tag_page_of_the_largest_numbers() -> None:
     runs = [(n, n + 1, UnitFacts(U64_MAX - n, 2**31 - 1 - n)) for n in range(64)]
-    page = TagPage(2**57 - 1, [(first + (2**57 - 1) * 64, end + (2**57 - 1) * 64, facts) for first, end, facts in runs])
-    assert TagPage.decode(page.encode()).runs == page.runs
+    page = UnitFactsPage(2**57 - 1, [(first + (2**57 - 1) * 64, end + (2**57 - 1) * 64, facts) for first, end, facts in runs])
+    assert UnitFactsPage.decode(page.encode()).runs == page.runs
     assert len(page.encode()) <= VALUE_BYTES_MAX
 
 

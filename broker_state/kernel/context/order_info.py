@@ -98,7 +98,7 @@ class OrderInfo:
         """A heap of (-`latest_ms`, page no) of the pages with unacked members. Entries of a page that has changed since
         are skipped when they reach the top. None: to be built."""
         self.is_changed = False
-        """The record being decided has changed what a row of `order_info` reports; OpContext resets it."""
+        """The record being decided has changed what a row of `order_info` reports; the end of the record resets it."""
         self.head = _no_batch() if stored is None else OrderInfoHead.decode(stored)
 
     def encode(self) -> bytes:

@@ -7,7 +7,7 @@ from broker_state.kernel.context.lane_state import LaneState
 from broker_state.store.keys import DEADLINE_QUEUE, DeadlineRef, QueueTag, queue_prefix
 from broker_state.store.marks import CountedMarks, Marks
 from broker_state.store.overlay import Overlay
-from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, TagPage
+from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, UnitFactsPage
 from broker_state.store.position import Position
 from broker_state.store.state_records import LaneRecord, LateSkip, QueueRecord, QueueUsage, Text
 from broker_state.store.tag_index import TagIndex
@@ -203,11 +203,11 @@ class QueueState:
             self.set_deadline(0, DEADLINE_QUEUE, 0, record.goes_on_ms, at_ms)
             record.goes_on_ms = at_ms
 
-    def unit_facts(self, page_no: int) -> TagPage | None:
+    def unit_facts(self, page_no: int) -> UnitFactsPage | None:
         """Return the tags and inner counts of 64 offsets, if a dispatch gave any."""
-        return self.overlay.get(self._unit_facts_key(page_no), TagPage.decode)
+        return self.overlay.get(self._unit_facts_key(page_no), UnitFactsPage.decode)
 
-    def set_unit_facts(self, page: TagPage) -> None:
+    def set_unit_facts(self, page: UnitFactsPage) -> None:
         """Store tags and inner counts."""
         self.overlay.put(self._unit_facts_key(page.page_no), page)
 

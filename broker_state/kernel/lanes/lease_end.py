@@ -1,6 +1,6 @@
 """How leases end without an ack: release, back-off, attempt limit, dead letter (docs/semantics.md)."""
 
-from broker_state.audit import HANDLER_CAUSE, DeliveryStep
+from broker_state.audit import DeliveryStep, is_handler_cause
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.store.facts import Delivery, DeliveryState
@@ -58,7 +58,7 @@ def end_lease(
         ack_range(lane, first, end)
         record.dead_lettered += count
         op.audit.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
-        failed = cause if cause.startswith(HANDLER_CAUSE) else None
+        failed = cause if is_handler_cause(cause) else None
         op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms, cause=failed)
         return None
     record.available += count

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from broker_state.audit import HANDLER_CAUSE, DeliveryStep, release_cause, shortened
+from broker_state.audit import DeliveryStep, is_handler_cause, release_cause, shortened
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.order_info import MemberRun, OrderInfo
@@ -346,7 +346,7 @@ def _dead_letter_first_members(
     The members behind that one are delivered again with it, which a dead letter must not be. The one that was
     `released` by a handler that failed is a letter of its own, with that cause.
     """
-    failed, cause = released if released and released[1].startswith(HANDLER_CAUSE) else (-1, "")
+    failed, cause = released if released and is_handler_cause(released[1]) else (-1, "")
     info = lane.order_info
     for first, end, member in info.unacked():
         if end <= lane.acked.floor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.tag_search import TagSearch
 from broker_state.store.facts import UnitFacts
-from broker_state.store.pages import TagPage, windows
+from broker_state.store.pages import UnitFactsPage, windows
 
 __all__ = ["PopFilter"]
 
@@ -90,7 +90,7 @@ class PopFilter:
         if passed_from < at:
             yield passed_from, at, False, 0
 
-    def _pages(self, first: int, end: int) -> Iterator[tuple[int, int, TagPage | None]]:
+    def _pages(self, first: int, end: int) -> Iterator[tuple[int, int, UnitFactsPage | None]]:
         """Yield (first, end, facts) of each page of [first, end) in which there is something to look at.
 
         Where the record has looked at enough, the pop is cut short, and the last window is empty.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.store.pages import PAGE_SHIFT, TagPage
+from broker_state.store.pages import PAGE_SHIFT, UnitFactsPage
 from broker_state.store.tag_index import TagIndex
 
 __all__ = ["TagSearch"]
@@ -52,7 +52,7 @@ class TagSearch:
         """Return whether the record may look at further offsets, or has done enough."""
         return self._op.work_left >= 0
 
-    def may_look(self, page_no: int, page: TagPage | None) -> bool:
+    def may_look(self, page_no: int, page: UnitFactsPage | None) -> bool:
         """Charge the record for a page, unless its search is over."""
         if self._op.work_left < 0:
             return False

@@ -28,7 +28,7 @@ class Beginning(NamedTuple):
     """Where a state goes on that came from elsewhere.
 
     Attributes:
-        rows: Columns shard, map, key, value: what the maps of shards hold (migration/shard_rows.py).
+        rows: Columns shard, map, key, value: what the maps of shards hold (shard_rows.py).
         first_offset: The first Kafka offset to decide, by partition of the ops topic.
     """
 

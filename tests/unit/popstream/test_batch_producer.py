@@ -29,7 +29,7 @@ from popstream.exchange.partitioner import partition_of
 from popstream.payload.inner_batch import unwrap
 from popstream.send.kafka_errors import send_outcome_of
 from popstream.send.ordered_sender import _first_turn
-from popstream.send.shipment import Retry
+from popstream.send.shipment import SendAgain
 from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -346,7 +346,7 @@ def test_written_at_an_unknown_place_is_an_unknown_outcome(producer: Producer, k
 def test_what_an_error_of_kafka_proves(error: Exception, alone: bool, kind: type[Exception], retried: bool) -> None:  # noqa: FBT001
     outcome = send_outcome_of(error, "orders", is_alone=alone)
     assert type(outcome.error) is kind
-    assert outcome.retry is (Retry.ALONE if retried else Retry.NO)
+    assert outcome.retry is (SendAgain.ALONE if retried else SendAgain.NO)
     assert outcome.error is not None
     assert outcome.error.__cause__ is error
 
@@ -354,7 +354,7 @@ def test_what_an_error_of_kafka_proves(error: Exception, alone: bool, kind: type
 def test_what_passes_proves_something_only_of_the_only_try() -> None:
     outcome = send_outcome_of(NotLeaderForPartitionError("m"), "orders", is_alone=True, is_only_try=True)
     assert type(outcome.error) is NotWritten
-    assert outcome.retry is Retry.ALONE
+    assert outcome.retry is SendAgain.ALONE
 
 
 def test_order_of_each_key_is_kept_however_kafka_refuses(kafka: MemoryKafka) -> None:

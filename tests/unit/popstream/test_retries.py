@@ -20,7 +20,7 @@ import pytest
 
 from popstream import AsyncConsumer, BackOff, Consumer, Invalid, Message, Reject, Retry
 from popstream.lease.entries import Change
-from popstream.lease.failed_handler import Retries
+from popstream.lease.retry_rules import RetryRules
 from popstream.retries import MAX_ATTEMPTS
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.answer import Answer
@@ -333,7 +333,7 @@ def test_after_a_reject_an_orderly_handler_goes_on_with_the_next_message() -> No
 
 
 def test_a_retry_says_why_by_what_it_was_raised_from_or_by_itself() -> None:
-    retries = Retries(16, [1])
+    retries = RetryRules(16, [1])
     assert retries.after_failure(Retry("later"), 1) == Change(1_000, release="back_off", cause="later")
     assert retries.after_failure(Retry(after=0), 1) == Change(0, release="after", cause="")
     for after in (-1, 43_201, float("nan")):
@@ -343,7 +343,7 @@ def test_a_retry_says_why_by_what_it_was_raised_from_or_by_itself() -> None:
 
 def test_the_description_of_an_error_is_bounded_and_can_hide_what_it_says(caplog: pytest.LogCaptureFixture) -> None:
     def cause(error: BaseException, **options: Any) -> str | None:
-        settled = Retries(16, [], **options).after_failure(error, 1)
+        settled = RetryRules(16, [], **options).after_failure(error, 1)
         assert isinstance(settled, Change)
         return settled.cause
 

@@ -8,7 +8,7 @@ import pytest
 
 from broker_state.kernel.context import op_context
 from broker_state.store.facts import UnitFacts
-from broker_state.store.pages import TagPage
+from broker_state.store.pages import UnitFactsPage
 from popstream.wire.command import Declare, Dispatch, ResetOffset, WrittenRange
 from popstream.wire.limits import DELAY_MS_MAX, INT64_MAX
 from tests.support.in_process.lane_lab import QUEUE, LaneLab, ranges_of
@@ -171,8 +171,8 @@ def test_a_queue_that_is_declared_anew_knows_no_times() -> None:
 
 
 def test_pages_of_tags_without_times_are_stored_as_before() -> None:
-    plain = TagPage(3, [(192, 200, UnitFacts(7, 1)), (200, 201, UnitFacts(0, 4))])
-    timed = TagPage(3, [*plain.runs, (201, 256, UnitFacts(0, 1, INT64_MAX))])
+    plain = UnitFactsPage(3, [(192, 200, UnitFacts(7, 1)), (200, 201, UnitFacts(0, 4))])
+    timed = UnitFactsPage(3, [*plain.runs, (201, 256, UnitFacts(0, 1, INT64_MAX))])
     assert (plain.encode()[:1], timed.encode()[:1]) == (b"\x01", b"\x02")
-    assert TagPage.decode(plain.encode()).runs == plain.runs
-    assert TagPage.decode(timed.encode()).runs == timed.runs
+    assert UnitFactsPage.decode(plain.encode()).runs == plain.runs
+    assert UnitFactsPage.decode(timed.encode()).runs == timed.runs

@@ -11,7 +11,7 @@ import pytest
 from broker_state.kernel.context import op_context
 from broker_state.store.keys import DEADLINE_PAUSE, NEVER_MS, QueueTag, queue_prefix
 from broker_state.store.overlay import STATE, Overlay
-from broker_state.store.pages import PAGE_OFFSETS, TagPage
+from broker_state.store.pages import PAGE_OFFSETS, UnitFactsPage
 from broker_state.store.state_records import QueueRecord
 from broker_state.store.tag_index import TAG_CLASSES
 from popstream.wire.command import Dispatch, ForgetLane, Pop, ResetOffset, Tick, WrittenRange
@@ -143,8 +143,8 @@ def test_pages_without_any_tag_of_its_classes_are_not_read(
     *, order: bool, wanted_at: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = lab_of(40, wanted_at=wanted_at, wanted=ELSE)
-    decode = Mock(side_effect=TagPage.decode)
-    monkeypatch.setattr(TagPage, "decode", decode)
+    decode = Mock(side_effect=UnitFactsPage.decode)
+    monkeypatch.setattr(UnitFactsPage, "decode", decode)
     lab.overlay = Overlay(lab.kv)
     answer = lab.do(pop(order=order, tags=[ELSE]))
     assert answer is not None

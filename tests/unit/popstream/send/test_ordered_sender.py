@@ -15,11 +15,11 @@ from popstream.outcome import SendResult
 from popstream.send.accumulator import BatchLimits
 from popstream.send.ordered_sender import OrderedSender
 from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, SendFuture
-from popstream.send.shipment import NOT_ASKED, Retry, SendOutcome, Shipment
+from popstream.send.shipment import NOT_ASKED, SendAgain, SendOutcome, Shipment
 from popstream.wire.base_errors import Invalid
 
 WAIT_S = 60.0
-REFUSED = SendOutcome(error=Invalid("refused"), retry=Retry.ALONE)
+REFUSED = SendOutcome(error=Invalid("refused"), retry=SendAgain.ALONE)
 Judge = Callable[[Outgoing, Shipment], SendOutcome]
 
 
@@ -190,7 +190,7 @@ def test_what_may_be_written_is_not_sent_again(sender: OrderedSender, writer: Wr
 
 
 def test_what_passes_is_tried_until_its_time_is_over(sender: OrderedSender, writer: Writer) -> None:
-    writer.judge = lambda _, __: SendOutcome(error=NotWritten("no leader"), retry=Retry.ALONE)
+    writer.judge = lambda _, __: SendOutcome(error=NotWritten("no leader"), retry=SendAgain.ALONE)
     late = send(sender, b"late", deadline_s=0.3)
     with pytest.raises(NotWritten, match="no leader"):
         late.result(WAIT_S)

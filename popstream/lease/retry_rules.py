@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from popstream.wire.command import Pop
 
-__all__ = ["Retries"]
+__all__ = ["RetryRules"]
 
 LOG = logging.getLogger(__name__)
 
 
-class Retries:
+class RetryRules:
     """The retries of a consumer: what its pops declare, and what becomes of a message whose handler raised.
 
     Args:
@@ -57,7 +57,7 @@ class Retries:
     def after_failure(self, error: BaseException, attempt: int) -> Change | Reject:
         """Return what becomes of a message whose handler has raised `error` in this attempt; its cause can be sent.
 
-        >>> Retries(16, [1, 5]).after_failure(ValueError("no milk"), attempt=2)
+        >>> RetryRules(16, [1, 5]).after_failure(ValueError("no milk"), attempt=2)
         Change(invisible_time_ms=5000, suspend=False, release='back_off', cause='ValueError: no milk')
         """
         if isinstance(error, Reject):

@@ -8,7 +8,7 @@ import msgspec
 
 from popstream.errors import OutcomeUnknown
 from popstream.send.outgoing import is_in_order
-from popstream.send.shipment import Retry, not_written
+from popstream.send.shipment import SendAgain, not_written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def settle_load(load: Sequence[Shipment]) -> tuple[list[tuple[Outgoing, SendOutc
         outcomes = shipment.outcomes or ()
         for outgoing, outcome in zip(reversed(shipment.messages), reversed(outcomes), strict=True):
             outgoing.last_error = outcome.error or outgoing.last_error
-            if outcome.retry is Retry.NO:
+            if outcome.retry is SendAgain.NO:
                 settled.append((outgoing, outcome))
                 if outcome.result is not None or isinstance(outcome.error, OutcomeUnknown):
                     overtaken.add(outgoing.message.order_key)
@@ -40,7 +40,7 @@ def settle_load(load: Sequence[Shipment]) -> tuple[list[tuple[Outgoing, SendOutc
             else:
                 left.append(outgoing)
         left.reverse()
-        if left and all(outcome.retry is not Retry.ALONE for outcome in outcomes):
+        if left and all(outcome.retry is not SendAgain.ALONE for outcome in outcomes):
             again.append(msgspec.structs.replace(shipment, messages=left, outcomes=None))
         else:
             # One by one, so that a message which Kafka refuses fails no other.
