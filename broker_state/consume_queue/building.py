@@ -62,8 +62,8 @@ def append(queue: ConsumeQueue, get: Get, scan: Scan) -> Revision:
         ValueError: It begins after the end of the queue, or has units that a queue of this type cannot have.
     """
     if scan.first_offset > queue.end_offset:
-        msg = f"the queue was scanned to {queue.end_offset}, and this begins at {scan.first_offset}"
-        raise ValueError(msg)
+        message = f"the queue was scanned to {queue.end_offset}, and this begins at {scan.first_offset}"
+        raise ValueError(message)
     _check_units(queue, scan)
     scan = scan.cut(queue.start_offset, scan.end_offset)
     if scan.first_offset >= scan.end_offset:
@@ -107,24 +107,24 @@ def _check_units(queue: ConsumeQueue, scan: Scan) -> None:
     if not len(units):
         return
     if not units.is_whole:
-        msg = "the columns of units have their types and one length"
-        raise ValueError(msg)
+        message = "the columns of units have their types and one length"
+        raise ValueError(message)
     offsets, bases, counts = units.queue_offset, units.message_base, units.inner_count
     ends = bases + counts
     is_in_order = bool((offsets[1:] > offsets[:-1]).all()) and bool((bases[1:] >= ends[:-1]).all())
     if not is_in_order or offsets[0] < scan.first_offset or offsets[-1] >= scan.end_offset:
-        msg = "units are in order of their queue offsets and messages, within what was scanned"
-        raise ValueError(msg)
+        message = "units are in order of their queue offsets and messages, within what was scanned"
+        raise ValueError(message)
     if counts.min() < 1 or (counts[~units.is_readable] != 1).any() or units.size_bytes.min() < 0:
-        msg = "a unit has a size and at least one message, one that is not readable has one"
-        raise ValueError(msg)
+        message = "a unit has a size and at least one message, one that is not readable has one"
+        raise ValueError(message)
     if queue.queue_type != "batch" and not (np.array_equal(bases, offsets) and counts.max() == 1):
-        msg = f"a unit of a {queue.queue_type} queue is one message, at its queue offset"
-        raise ValueError(msg)
+        message = f"a unit of a {queue.queue_type} queue is one message, at its queue offset"
+        raise ValueError(message)
     at_end = np.searchsorted(offsets, queue.end_offset)
     if at_end < len(units) and bases[at_end] < queue.end_message_base:
-        msg = f"the messages of the queue are counted to {queue.end_message_base}, and these from {bases[at_end]}"
-        raise ValueError(msg)
+        message = f"the messages of the queue are counted to {queue.end_message_base}, and these from {bases[at_end]}"
+        raise ValueError(message)
 
 
 def _pieces(queue: ConsumeQueue, scan: Scan) -> Iterator[tuple[int, Scan]]:

@@ -44,11 +44,11 @@ def merge(known: Scan, more: Scan) -> Scan:
         ValueError: There is a gap between them.
     """
     if more.first_offset > known.end_offset or more.end_offset < known.first_offset:
-        msg = (
+        message = (
             f"{more.first_offset}..{more.end_offset} does not touch what was scanned, "
             f"{known.first_offset}..{known.end_offset}"
         )
-        raise ValueError(msg)
+        raise ValueError(message)
     first, end = max(known.first_offset, more.first_offset), min(known.end_offset, more.end_offset)
     if first < end and known.cut(first, end).units != more.cut(first, end).units:
         raise ContradictionError(first, end)

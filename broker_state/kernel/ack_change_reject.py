@@ -150,8 +150,8 @@ class _Request:
         self.lane: LaneState | None = None
         """The lane of `claims`."""
 
-    def ask(self, index: int, entry: Entry) -> None:
-        """Decide an entry, now or together with those that follow."""
+    def add(self, index: int, entry: Entry) -> None:
+        """Take an entry in: it is decided now, or together with those that follow."""
         subject = self._subject(entry)
         if not isinstance(subject, _Subject):
             self.decide_claims()
@@ -350,7 +350,7 @@ def decide_entries(op: OpContext, command: EntryCommand) -> None:
     request = _Request(op, command)
     entries: Sequence[Entry] = command.entries
     for index, entry in enumerate(entries):
-        request.ask(index, entry)
+        request.add(index, entry)
     request.decide_claims()
     op.respond(
         _overall(request.runs),

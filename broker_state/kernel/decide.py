@@ -23,15 +23,10 @@ from broker_state.kernel.context.queue_state import QueueState, load_queue
 from broker_state.kernel.dispatch import decide_dispatch
 from broker_state.kernel.end_of_record import close
 from broker_state.kernel.expiry import expire_due
+from broker_state.kernel.give_back import decide_cancel, decide_return_client
 from broker_state.kernel.lanes.skip_catch_up import catch_up
-from broker_state.kernel.parked_pops import (
-    decide_cancel,
-    decide_pop,
-    decide_return_client,
-    serve,
-    serve_new,
-    touch_waiting_lanes,
-)
+from broker_state.kernel.parked_pops import serve, touch_waiting_lanes
+from broker_state.kernel.pop import decide_pop, serve_new
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.keys import op_key
 from broker_state.store.overlay import Overlay

@@ -9,7 +9,7 @@ from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.kernel.lanes.orderly_lane import settle_batch
 from broker_state.kernel.lanes.skip_catch_up import catch_up
-from broker_state.kernel.parked_pops import time_out
+from broker_state.kernel.parked_pops import dismiss
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.keys import (
     DEADLINE_BATCH,
@@ -21,6 +21,7 @@ from broker_state.store.keys import (
 )
 from broker_state.store.pages import DeliveryPage
 from broker_state.store.state_records import ParkedPop
+from popstream.wire.reason import Reason
 
 __all__ = ["expire_due"]
 
@@ -173,7 +174,7 @@ def _apply(op: OpContext, lane: LaneState, subject: _Subject, deadline_ms: int) 
             else:
                 op.queue.deadlines.push(DeadlineRef(deadline_ms, lane.era_no, DEADLINE_BATCH, 0))
         case ParkedPop():
-            time_out(op, lane, subject)
+            dismiss(op, lane, subject, Reason.POLLING_TIMEOUT)
         case _DuePause():
             if not lane.returning or catch_up(op, lane):
                 lane.pause(0)  # the lane is poppable again, and step 3 serves its parked pops

@@ -326,7 +326,7 @@ MUTANTS = [
     Mutant(
         "cancel_counts_an_attempt",
         "semantics.md, cancel: what is taken back counts as not delivered",
-        "kernel/parked_pops.py",
+        "kernel/give_back.py",
         'release(op, lane, first, end, delivery, "cancel", counted=False)',
         'release(op, lane, first, end, delivery, "cancel", counted=True)',
     ),
@@ -390,7 +390,7 @@ MUTANTS = [
     Mutant(
         "init_max_is_min",
         "semantics.md, pop: with `init` max a lane starts at the commit position",
-        "kernel/parked_pops.py",
+        "kernel/pop.py",
         """queue.record.min_offset if command.init == "min" else queue.written.floor""",
         """queue.record.min_offset""",
     ),
@@ -661,7 +661,7 @@ MUTANTS = [
     Mutant(
         "rest_of_a_client_not_released",
         "semantics.md, return_client: later records release what was too much for one",
-        "kernel/parked_pops.py",
+        "kernel/give_back.py",
         "        lane.set_returning([*clients, client])\n",
         "",
     ),

@@ -83,15 +83,15 @@ class OpContext:
         self.now_ms = now_ms
         self.audit = AuditTrail(
             decision,
-            record.partition,
-            record.kafka_offset,
-            now_ms,
-            command.topic,
-            command.queue_id,
-            self.kind,
-            self.op_id,
-            self.client_id,
-            record.admin_key,
+            partition=record.partition,
+            kafka_offset=record.kafka_offset,
+            now_ms=now_ms,
+            topic=command.topic,
+            queue_id=command.queue_id,
+            kind=self.kind,
+            op_id=self.op_id,
+            client_id=self.client_id,
+            admin_key=record.admin_key,
         )
         self.is_undecided = False
         """Whether the command could not be decided yet: it is not known when it comes again."""

@@ -236,12 +236,12 @@ def load_queue(overlay: Overlay, topic: str, queue_id: int) -> QueueState | None
     """Return the state of a queue; None before its `declare`."""
     return overlay.get(
         queue_prefix(topic, queue_id) + QueueTag.RECORD,
-        lambda value: _brought_up(QueueState(overlay, topic, queue_id, QueueRecord.decode(value))),
+        lambda value: _upgraded(QueueState(overlay, topic, queue_id, QueueRecord.decode(value))),
     )
 
 
-def _brought_up(queue: QueueState) -> QueueState:
-    """Return a queue that was read with what it lacks if it is from before there were counts, or an index of tags."""
+def _upgraded(queue: QueueState) -> QueueState:
+    """Add what the record of an older version lacks: counts, or the start of the index of tags."""
     record = queue.record
     if record.tags_indexed_from < 0:
         record.tags_indexed_from = _unwritten_page(record) if record.has_unit_facts else 0

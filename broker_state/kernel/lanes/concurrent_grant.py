@@ -168,7 +168,18 @@ def _put_off(lane: LaneState, first: int, end: int, until_ms: int) -> None:
     lane.record.next_offset = end
     lane.record.available += end - first
     page = lane.page_to_fill(first >> PAGE_SHIFT)
-    page.replace(first, end, Delivery(0, 0, 0, until_ms, 0, 0, 0, DeliveryState.BACKING_OFF, False))
+    waiting = Delivery(
+        epoch=0,
+        revision=0,
+        pop_time_ms=0,
+        deadline_ms=until_ms,
+        invisible_time_ms=0,
+        client=0,
+        attempt=0,
+        state=DeliveryState.BACKING_OFF,
+        suspended=False,
+    )
+    page.replace(first, end, waiting)
     lane.settle_fresh(page, until_ms)
 
 
