@@ -71,8 +71,10 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
 
 @lru_cache(maxsize=4096)
-def client_hash(client_id: str) -> int:
-    """Return the 64 bits that stand for a client id in the pages; never 0, which means none."""
+def client_hash(client_id: str | None) -> int:
+    """Return the 64 bits that stand for a client id in the pages; 0 stands for none, and for no client id."""
+    if not client_id:
+        return 0
     digest = hashlib.blake2b(client_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") or 1
 

@@ -5,11 +5,9 @@ A value is the format byte 0x01 and MessagePack of the fields in order. Offsets 
 only `generation` does, which raises epochs after a restore.
 """
 
-from typing import Self
-
 import msgspec
 
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.value_format import FORMAT_1, StoredRecord
 from popstream.wire.limits import PARKED_DEFAULT, WINDOW_OFFSETS_DEFAULT
 
 __all__ = [
@@ -32,22 +30,11 @@ __all__ = [
 ]
 
 
-class _Stored(msgspec.Struct, array_like=True):
-    def encode(self) -> bytes:
-        """Return the format byte and MessagePack of the fields."""
-        return FORMAT_1 + _encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Decode a stored value.
-
-        Raises:
-            CorruptValueError: It has another format byte, or other fields.
-        """
-        return read_stored(cls.__name__, FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
-
-
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _Stored(StoredRecord, msgspec.Struct, array_like=True):
+    pass
 
 
 class LanePolicy(msgspec.Struct, array_like=True, frozen=True):

@@ -57,11 +57,11 @@ class StoredRecord:
     """Beside `msgspec.Struct`: the record is stored as the format byte 0x01 and MessagePack of its fields.
 
     Attributes:
-        STORED_AS: What the error of an unreadable one calls it.
+        STORED_AS: What the error of an unreadable one calls it; empty: the name of its class.
     """
 
     __slots__ = ()
-    STORED_AS: ClassVar[str]
+    STORED_AS: ClassVar[str] = ""
 
     def encode(self) -> bytes:
         """Return the format byte and MessagePack of the fields."""
@@ -74,4 +74,5 @@ class StoredRecord:
         Raises:
             CorruptValueError: It has another format byte, or other fields.
         """
-        return read_stored(cls.STORED_AS, FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
+        what = cls.STORED_AS or cls.__name__
+        return read_stored(what, FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))

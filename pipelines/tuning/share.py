@@ -31,7 +31,7 @@ from pipelines.tuning.replay import TICK_AFTER_MS, QueueReplay
 from pipelines.tuning.tally import LaneOutcome, QueueTally
 from popstream.wire.base_errors import PopstreamError
 
-__all__ = ["LaneResult", "PartitionRange", "ShareResult", "run_share"]
+__all__ = ["LaneResult", "PartitionRange", "ReplayResult", "run_share"]
 
 _SLICE_RECORDS = 10_000
 
@@ -60,7 +60,7 @@ class LaneResult(msgspec.Struct, kw_only=True):
     renews: bool
 
 
-class ShareResult(msgspec.Struct, kw_only=True):
+class ReplayResult(msgspec.Struct, kw_only=True):
     """What a share has found.
 
     Attributes:
@@ -92,7 +92,7 @@ def run_share(
     records: Records,
     on_progress: Callable[[str, int, int], None],
     tick_after_ms: int = TICK_AFTER_MS,
-) -> ShareResult:
+) -> ReplayResult:
     """Decide some partitions again, as they were and with other settings.
 
     Args:
@@ -110,7 +110,7 @@ def run_share(
         Unavailable: Kafka does not answer, or the disk is full.
     """
     ranges = list(ranges)
-    result = ShareResult()
+    result = ReplayResult()
     total, done = sum(each.end - each.first + each.end - each.begin for each in ranges), 0
     for each in ranges:
         stores = _Stores(folder / "facts", folder / "what-if")
@@ -136,7 +136,7 @@ class _Partition:
         settings: OtherSettings,
         decoder: Decoder,
         records: Records,
-        result: ShareResult,
+        result: ReplayResult,
         tick_after_ms: int,
     ) -> None:
         self._range = range_

@@ -19,7 +19,7 @@ from pipelines.tuning import worker
 from pipelines.tuning.handlings import Evidence
 from pipelines.tuning.log_range import LogRange, find_range
 from pipelines.tuning.other_settings import OtherSettings
-from pipelines.tuning.share import LaneResult, ShareResult
+from pipelines.tuning.share import LaneResult, ReplayResult
 from pipelines.tuning.tally import LaneOutcome, total
 from pipelines.tuning.worker import ReplayTask
 from popstream.kafka_connection import KafkaConnection
@@ -185,11 +185,11 @@ def _tasks(
     ]
 
 
-def _run(tasks: Sequence[ReplayTask], progress: Progress) -> list[ShareResult]:
+def _run(tasks: Sequence[ReplayTask], progress: Progress) -> list[ReplayResult]:
     results = run_processes(
         worker.__name__, dict(enumerate(tasks)), progress, what="the replay", advice="run the same command again"
     )
-    return [msgspec.json.decode(result, type=ShareResult) for result in results.values()]
+    return [msgspec.json.decode(result, type=ReplayResult) for result in results.values()]
 
 
 def _require_groups(settings: OtherSettings, lanes: Iterable[LaneResult]) -> None:

@@ -8,7 +8,7 @@ from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.replay_source import ReplaySource
 from pipelines.recovery.worker_process import OnProgress, partition_readers, serve
 from pipelines.tuning.other_settings import OtherSettings
-from pipelines.tuning.share import PartitionRange, ShareResult, run_share
+from pipelines.tuning.share import PartitionRange, ReplayResult, run_share
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["ReplayTask"]
@@ -24,7 +24,7 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
     settings: OtherSettings
 
 
-def _run(task: ReplayTask, on_progress: OnProgress) -> ShareResult:
+def _run(task: ReplayTask, on_progress: OnProgress) -> ReplayResult:
     with partition_readers(task.source.connection) as between:
         try:
             return run_share(

@@ -32,7 +32,7 @@ class _Grant:
         self.choice = choice
         self.invisible_time_ms = invisible_time_ms
         self.client_id = client_id
-        self.client = client_hash(client_id) if client_id else 0
+        self.client = client_hash(client_id)
         self.now_ms = op.now_ms
         self.epoch = lane.record.epoch + 1
         self.leased: list[tuple[int, int, Delivery]] = []

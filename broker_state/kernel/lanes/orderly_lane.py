@@ -92,7 +92,7 @@ def grant_in_order(
                 op.audit.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id")
     lane.record.epoch += 1
     batch = _with_counts(info, members, attempt_id)
-    client = client_hash(client_id) if client_id else 0
+    client = client_hash(client_id)
     lane.replace_client(info.head.client, client, client_id)
     info.begin(
         batch,

@@ -9,7 +9,7 @@ import pytest
 from broker_state.store.keys import NEVER_MS
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.tuning.other_settings import OtherSettings
-from pipelines.tuning.share import PartitionRange, ShareResult, run_share
+from pipelines.tuning.share import PartitionRange, ReplayResult, run_share
 from popstream.wire.command import Cancel, ForgetLane, Policy, Pop, ReturnClient, Tick
 from tests.model.generator import PARTITIONS, iterate
 from tests.support.kernel_history import KernelHistory
@@ -39,7 +39,7 @@ def run(
     ranges: list[PartitionRange],
     settings: OtherSettings,
     **options: Any,
-) -> ShareResult:
+) -> ReplayResult:
     def records(partition: int, first: int, end: int) -> Any:
         return (record for record in log[partition] if first <= record.kafka_offset < end)
 
