@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.entries import RETURNED, Change
-from popstream.lease.retry_rules import RetryRules
 from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
+from popstream.lease.retry_rules import RetryRules
 from popstream.observer import Observers
 from popstream.outcome import Outcome
 from popstream.payload.shared_payloads import shared_payloads

@@ -236,6 +236,8 @@ def _children(get: Get, level: int, number: int) -> list[tuple[int, Summary]]:
 def _block(get: Get, block_no: int) -> Block:
     stored = get(Place(BLOCK, block_no))
     if stored is None:
-        message = f"block {block_no} of a consume queue is missing, and its page says that it has units; rebuild the queue"
+        message = (
+            f"block {block_no} of a consume queue is missing, and its page says that it has units: rebuild the queue"
+        )
         raise Corrupt(message, subject="consume queue")
     return Block(block_no, stored)

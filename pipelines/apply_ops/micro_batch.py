@@ -199,7 +199,11 @@ class MicroBatchApplier:
         self._after_micro_batch(report)
 
     def _try_to_apply(
-        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], spark_batch_id: int, report: MicroBatchReport
+        self,
+        slices: Iterable[list[KafkaRecord]],
+        end_offset: dict[int, int],
+        spark_batch_id: int,
+        report: MicroBatchReport,
     ) -> None:
         try:
             self._apply(slices, end_offset, spark_batch_id, report)
@@ -208,7 +212,11 @@ class MicroBatchApplier:
             raise
 
     def _apply(
-        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], spark_batch_id: int, report: MicroBatchReport
+        self,
+        slices: Iterable[list[KafkaRecord]],
+        end_offset: dict[int, int],
+        spark_batch_id: int,
+        report: MicroBatchReport,
     ) -> None:
         """Apply records, and the holes among them, up to `end_offset`: as one WriteBatch, or more if it takes long.
 

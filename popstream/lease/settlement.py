@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from popstream.exchange.broker_clock import BrokerClock
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.entry_sender import EntrySender
-    from popstream.lease.retry_rules import RetryRules
     from popstream.lease.held_messages import HeldMessages
+    from popstream.lease.retry_rules import RetryRules
     from popstream.message import LeasedUnit
     from popstream.outcome import Receipt, SendResult
     from popstream.wire.command import Cause

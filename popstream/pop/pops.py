@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from popstream.exchange.transport import Transport
-    from popstream.lease.retry_rules import RetryRules
     from popstream.lease.leases import Leases
+    from popstream.lease.retry_rules import RetryRules
     from popstream.message import Settler
     from popstream.outcome import QueueKey
     from popstream.pop.record_filler import RecordFiller

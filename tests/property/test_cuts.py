@@ -272,7 +272,9 @@ def test_page_of_the_largest_numbers_that_can_be(clients: int) -> None:
 
 def test_tag_page_of_the_largest_numbers() -> None:
     runs = [(n, n + 1, UnitFacts(U64_MAX - n, 2**31 - 1 - n)) for n in range(64)]
-    page = UnitFactsPage(2**57 - 1, [(first + (2**57 - 1) * 64, end + (2**57 - 1) * 64, facts) for first, end, facts in runs])
+    page = UnitFactsPage(
+        2**57 - 1, [(first + (2**57 - 1) * 64, end + (2**57 - 1) * 64, facts) for first, end, facts in runs]
+    )
     assert UnitFactsPage.decode(page.encode()).runs == page.runs
     assert len(page.encode()) <= VALUE_BYTES_MAX
 

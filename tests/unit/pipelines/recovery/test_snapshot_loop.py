@@ -186,7 +186,7 @@ def test_a_copy_that_does_not_open_is_refused(tmp_path: Path, monkeypatch: pytes
         (victim,) = folder.glob(name)
         flip_byte(victim)
 
-    monkeypatch.setattr(RocksStore, "checkpoint", damaged)
+    monkeypatch.setattr(RocksStore, "copy_to", damaged)
     with RocksStore(tmp_path / "state") as store:
         write(store, 1)
         with pytest.raises((Corrupt, Invalid)):
@@ -199,7 +199,7 @@ def test_a_copy_without_the_last_changes_is_refused(tmp_path: Path, monkeypatch:
         write(store, 1)
         store.copy_to(tmp_path / "early")
         write(store, 2)
-        monkeypatch.setattr(RocksStore, "checkpoint", lambda _store, folder: (tmp_path / "early").rename(folder))
+        monkeypatch.setattr(RocksStore, "copy_to", lambda _store, folder: (tmp_path / "early").rename(folder))
         with pytest.raises(Corrupt, match="the copy of state lacks the last changes: its log is damaged"):
             take_snapshot(store, None, tmp_path / "scratch", SnapshotStore(str(tmp_path / "kept")))
 
