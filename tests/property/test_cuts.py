@@ -270,7 +270,7 @@ def test_page_of_the_largest_numbers_that_can_be(clients: int) -> None:
     assert len(page.encode()) <= VALUE_BYTES_MAX
 
 
-def test_tag_page_of_the_largest_numbers() -> None:
+def test_unit_facts_page_of_the_largest_numbers() -> None:
     runs = [(n, n + 1, UnitFacts(U64_MAX - n, 2**31 - 1 - n)) for n in range(64)]
     page = UnitFactsPage(
         2**57 - 1, [(first + (2**57 - 1) * 64, end + (2**57 - 1) * 64, facts) for first, end, facts in runs]

@@ -179,10 +179,10 @@ def test_a_damaged_store_of_the_builder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["MANIFEST-*", "CURRENT"])
 def test_a_copy_that_does_not_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    checkpoint = RocksStore.checkpoint
+    copy_to = RocksStore.copy_to
 
     def damaged(store: RocksStore, folder: Path) -> None:
-        checkpoint(store, folder)
+        copy_to(store, folder)
         (victim,) = folder.glob(name)
         flip_byte(victim)
 
