@@ -22,7 +22,7 @@ class LeasedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Run(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The outcome of neighbouring offsets of one entry.
 
     `handle` is an index into the answer's `handles`: the new handle after a change, the current one after

@@ -151,7 +151,18 @@ class AuditTrail:
         partition, kafka_offset, now_ms = self.partition, self.kafka_offset, self.now_ms
         topic, queue_id = self.topic, self.queue_id
         append, ordinal = self.rows.operations.append, self._operations
+        known: OperationOutcome | None = None
         for entry, first, last, handle_before, detail, outcome in runs:
+            if outcome is not known:  # thousands of runs may share one
+                known = outcome
+                reason, code, applied, handle_after = (
+                    outcome.reason,
+                    outcome.code,
+                    outcome.applied,
+                    outcome.handle_after,
+                )
+                deadline_before_ms, deadline_after_ms = outcome.deadline_before_ms, outcome.deadline_after_ms
+                attempt = outcome.attempt
             append(
                 _new(
                     OperationRow,
@@ -170,14 +181,14 @@ class AuditTrail:
                         first,
                         last,
                         handle_before,
-                        outcome.handle_after,
-                        outcome.code,
-                        outcome.reason,
-                        outcome.applied,
+                        handle_after,
+                        code,
+                        reason,
+                        applied,
                         repeated,
-                        outcome.deadline_before_ms,
-                        outcome.deadline_after_ms,
-                        outcome.attempt,
+                        deadline_before_ms,
+                        deadline_after_ms,
+                        attempt,
                         detail,
                         admin_key,
                     ),
