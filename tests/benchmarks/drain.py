@@ -42,7 +42,7 @@ def measure_batches(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
     """
     report: dict[str, Any] = {}
     for name, messages_a_pop, entry_offsets, operations in (
-        ("entries", 1_000, 1, options.operations),
+        ("entries", 1_000, 1, options.operations * 5),
         ("whole_pops", 10_000, 10_000, options.operations * 20),
     ):
         pops = max(1, operations // messages_a_pop // QUEUES)
