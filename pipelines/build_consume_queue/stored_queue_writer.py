@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame
 from broker_state.consume_queue import Scan, Units
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
-from pipelines.build_consume_queue.unit_columns import units_by_queue
 from pipelines.build_consume_queue.unit_flush import UnitFlush
 from pipelines.build_units.queue_change import Queue
+from pipelines.build_units.unit_tables import units_by_queue
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
 from popstream.topics.message_topics import MessageTopic

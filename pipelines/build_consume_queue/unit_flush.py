@@ -23,7 +23,7 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue import PIPELINE
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_records import UnitSpan, read_spans
-from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
+from pipelines.build_units.unit_tables import delta_rows, store_dates
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.failpoints import failpoint
 from pipelines.laps import Lap, OnLap, ignore_lap

@@ -39,7 +39,7 @@ from popstream.wire.headers import (
     TAG_HEADER,
     without_own_headers,
 )
-from popstream.wire.key_hash import key_hash
+from popstream.wire.key_hash import KEY_HASH_BYTES, key_hash
 from popstream.wire.limits import INNER_BATCH_KEYS_BYTES_MAX, INNER_BATCH_MESSAGES_MAX
 from popstream.wire.tag import tag_text
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DIGITS_MAX",
-    "KEY_HASH_BYTES",
     "InnerMessage",
     "Unwrapped",
     "encode_inner_batch",
@@ -64,7 +63,6 @@ __all__ = [
 ]
 
 DIGITS_MAX = 10
-KEY_HASH_BYTES = 8
 VERSION = 1
 
 

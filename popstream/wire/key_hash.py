@@ -2,8 +2,9 @@
 
 import xxhash
 
-__all__ = ["key_hash"]
+__all__ = ["KEY_HASH_BYTES", "key_hash"]
 
+KEY_HASH_BYTES = 8
 SEED = 42
 """The seed of `xxhash64` in Spark SQL."""
 

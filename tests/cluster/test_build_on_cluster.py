@@ -34,7 +34,8 @@ from connectors.kafka.spark_source import source_options
 from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
-from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, delta_rows, unit_columns, units_by_queue
+from pipelines.build_consume_queue.unit_columns import unit_columns
+from pipelines.build_units.unit_tables import DELTA_SCHEMA, delta_rows, units_by_queue
 from pipelines.cluster.audit.unit_entries import UnitsKey, completed_units
 from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings

@@ -17,8 +17,8 @@ import pyarrow as pa
 from broker_state.consume_queue import ConsumeQueue, Units
 from connectors.delta.all_columns import with_all_columns
 from connectors.delta.tables import CONSUME_QUEUE
-from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
 from pipelines.build_units.queue_change import Queue
+from pipelines.build_units.unit_tables import delta_rows, store_dates
 from pipelines.cluster.arrow_slices import read_slice_rows, sliced
 from pipelines.cluster.decide.extent import EXTENT_BYTES, KEY_FORMAT, Extent
 from pipelines.cluster.decide.outgoing import OutgoingRecord

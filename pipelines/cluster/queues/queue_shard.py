@@ -16,9 +16,9 @@ import structlog
 
 from broker_state.consume_queue import ConsumeQueue, Place, Revision, Scan, Units, place_key, truncate
 from broker_state.store.value_format import FORMAT_1, StoredRecord, read_stored
-from pipelines.build_consume_queue.unit_columns import units_by_queue
 from pipelines.build_units.accepted_ids import DedupRule, IdCounts, MemoryIds, accepted_ids
 from pipelines.build_units.queue_change import LogFacts, Queue, QueueChange, appended, updated
+from pipelines.build_units.unit_tables import units_by_queue
 from pipelines.cluster.arrow_slices import read_slice_rows
 from pipelines.cluster.decide.extent import START
 from pipelines.cluster.decide.shard_state import StoredMap

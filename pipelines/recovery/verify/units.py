@@ -22,8 +22,8 @@ from connectors.delta.row_comparison import Comparison, compare_rows
 from connectors.delta.tables import CONSUME_QUEUE, table_path
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder_records import read_queues, read_spans, reader_of
-from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.build_units.queue_change import Queue
+from pipelines.build_units.unit_tables import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify.plan import VerifyPlan, unit_source, unit_sources

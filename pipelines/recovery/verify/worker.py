@@ -8,11 +8,15 @@ from pathlib import Path
 
 import msgspec
 
+from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from connectors.kafka.topic_admin import describe
+from pipelines.build_consume_queue.builder_records import read_queues
+from pipelines.build_units.queue_change import Queue
 from pipelines.recovery.ops_log import LostRecords, found_log
 from pipelines.recovery.replay_source import ReplaySource
 from pipelines.recovery.verify.decide_again import run_share
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
+from pipelines.recovery.verify.units import MessageLog, compare_units
 from pipelines.recovery.verify.work_folder import WorkFolder
 from pipelines.recovery.worker_process import OnProgress, partition_readers, serve
 from popstream.wire.base_errors import Corrupt
@@ -61,12 +65,6 @@ def _compare_units(
     between: Callable[[str, int, int, int], Iterator[object]],
     on_progress: OnProgress,
 ) -> object:
-    # These need PySpark's classes, which the other processes do not load.
-    from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore  # noqa: PLC0415
-    from pipelines.build_consume_queue.builder_records import read_queues  # noqa: PLC0415
-    from pipelines.build_units.queue_change import Queue  # noqa: PLC0415
-    from pipelines.recovery.verify.units import MessageLog, compare_units  # noqa: PLC0415
-
     assert plan.queues is not None
     with RocksStore(Path(plan.queues), BUILDER_FAMILIES, read_only=True) as store:
         queues = dict(read_queues(store))

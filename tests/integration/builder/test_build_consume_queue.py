@@ -30,7 +30,8 @@ from broker_state.consume_queue import (
 from checkpoints.snapshot_store import SnapshotStore
 from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.build_consume_queue.queue_view import QueueRequest
-from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
+from pipelines.build_consume_queue.unit_columns import unit_columns
+from pipelines.build_units.unit_tables import UNIT_SCHEMA, units_by_queue
 from pipelines.cli.state.queue import opened
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import QueueView, queues_in

@@ -21,8 +21,8 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.queue_view import QueueRequest, views_of
 from pipelines.build_consume_queue.stored_ids import BY_ID_KEY, BY_OFFSET_KEY
-from pipelines.build_consume_queue.unit_columns import delta_rows
 from pipelines.build_units import accepted_ids
+from pipelines.build_units.unit_tables import delta_rows
 from pipelines.cli.state.queue import print_queues
 from pipelines.decide_ops.entry import EntryKind
 from popstream.topics.message_topics import MessageTopic

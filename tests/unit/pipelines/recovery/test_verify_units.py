@@ -24,8 +24,8 @@ from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_records import read_queues, reader_of
-from pipelines.build_consume_queue.unit_columns import delta_rows, units_by_queue
 from pipelines.build_units.queue_change import Queue
+from pipelines.build_units.unit_tables import delta_rows, units_by_queue
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify import units as units_module

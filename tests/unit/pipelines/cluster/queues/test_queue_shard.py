@@ -20,8 +20,8 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, UNITS, RocksStore
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_records import read_spans
-from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.build_units.accepted_ids import DedupRule
+from pipelines.build_units.unit_tables import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.cluster.arrow_slices import sliced
 from pipelines.cluster.audit.unit_entries import UnitsKey, completed_units, unit_records
 from pipelines.cluster.decide.extent import Cursors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, table_of, units_by_queue
+from pipelines.build_units.unit_tables import UNIT_SCHEMA, table_of, units_by_queue
 
 UNIT = {
     "queue_id": 0,
