@@ -13,6 +13,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from connectors.kafka.topic_admin import TopicFacts
+from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.decode_errors import DECODE_ERRORS
@@ -221,6 +222,6 @@ def require_new(spark: SparkSession, checkpoint: str) -> None:
 
 
 def _require_no_checkpoint(spark: SparkSession, checkpoint: str) -> None:
-    if HadoopFile(spark, f"{checkpoint}/decide_ops/metadata").read() is not None:
+    if HadoopFile(spark, f"{decide_checkpoint(checkpoint)}/metadata").read() is not None:
         message = f"{checkpoint} is a checkpoint of another program, or its {FILE_NAME} was deleted: name another place"
         raise Invalid(message, subject=checkpoint)

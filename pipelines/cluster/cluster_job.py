@@ -19,13 +19,13 @@ from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.cluster.audit.audit_query import QUERY as AUDIT
 from pipelines.cluster.audit.audit_query import AuditQuery, begins_now
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
+from pipelines.cluster.checkpoint_layout import AUDIT, audit_checkpoint, decide_checkpoint, units_checkpoint
 from pipelines.cluster.committed import Committed, last_committed
 from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
-from pipelines.cluster.decide.decide_query import checkpoint_of, start_decide_query
+from pipelines.cluster.decide.decide_query import start_decide_query
 from pipelines.cluster.decide.repeated_starts import noted_batch
 from pipelines.cluster.decide.shard import ShardSettings
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
@@ -179,7 +179,7 @@ class ClusterJob:
 
     def _committed(self, identity: CheckpointIdentity, tables: TableLocations) -> Committed:
         """Return how far the log is decided; a job that begins must find no rows after its first record."""
-        found = last_committed(self._spark, checkpoint_of(self.cluster.checkpoint), self.topics.ops)
+        found = last_committed(self._spark, decide_checkpoint(self.cluster.checkpoint), self.topics.ops)
         if found is not None:
             return found
         tables.require_no_rows_from(self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch)
@@ -195,7 +195,7 @@ class ClusterJob:
         results: TopicFacts,
         internal: Mapping[str, TopicFacts],
     ) -> None:
-        deciding = checkpoint_of(self.cluster.checkpoint)
+        deciding = decide_checkpoint(self.cluster.checkpoint)
         noted = noted_batch(self._spark, deciding, committed.batch_id)
         cores = min(self.cluster.tasks, CORES_COUNTED_MAX)
         self._watch(
@@ -224,7 +224,7 @@ class ClusterJob:
                 state_epoch=identity.state_epoch,
                 ops_topic_id=identity.ops_topic_id,
                 begins=identity.audit_from,
-                checkpoint=f"{self.cluster.checkpoint}/{AUDIT}",
+                checkpoint=audit_checkpoint(self.cluster.checkpoint),
                 interval_s=self.settings.flush_interval_s,
                 rejected_heads=self.settings.rejected_heads,
             ).start,
@@ -299,7 +299,7 @@ class ClusterJob:
             self.settings,
             identity,
             internal,
-            checkpoint=f"{self.cluster.checkpoint}/build_units",
+            checkpoint=units_checkpoint(self.cluster.checkpoint),
             tasks=self.cluster.tasks,
             on_failure=self._end.fail_unless_stopping,
         )

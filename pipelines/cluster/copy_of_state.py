@@ -14,13 +14,12 @@ from checkpoints.snapshot_store import Snapshot
 from connectors.delta.tables import TABLES
 from pipelines.cluster.audit.undelivered import read_undelivered
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
+from pipelines.cluster.checkpoint_layout import decide_checkpoint, units_checkpoint
 from pipelines.cluster.committed import is_committed, last_committed
-from pipelines.cluster.decide.decide_query import checkpoint_of
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.migration.exported_queues import export_queues
 from pipelines.cluster.migration.shards import Shards
 from pipelines.cluster.migration.to_cluster import beginning_rows
-from pipelines.cluster.queues.units_query import QUERY as BUILD_UNITS
 from pipelines.recovery.verify.base import Snapshots
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid
@@ -72,7 +71,7 @@ def copy_state(checkpoint: Checkpoint, path: Path) -> None:
         Unavailable: The place cannot be reached.
     """
     spark, url, identity, log = checkpoint
-    committed = last_committed(spark, checkpoint_of(url), log.topic)
+    committed = last_committed(spark, decide_checkpoint(url), log.topic)
     if committed is None:
         message = f"the state in {url} has decided nothing yet"
         raise Invalid(message, subject=url)
@@ -84,7 +83,8 @@ def copy_state(checkpoint: Checkpoint, path: Path) -> None:
 def copy_stores(checkpoint: Checkpoint, connection: KafkaConnection, folder: Path) -> CopiedStores:
     """Do as `copy_state` for state and queues, each with what may not be in the tables yet."""
     spark, url, identity, _ = checkpoint
-    copied = CopiedStores(folder / "state", folder / "queues" if is_committed(spark, f"{url}/{BUILD_UNITS}") else None)
+    builds = is_committed(spark, units_checkpoint(url))
+    copied = CopiedStores(folder / "state", folder / "queues" if builds else None)
     copy_state(checkpoint, copied.state)
     undelivered = read_undelivered(spark, connection, url, identity)
     with RocksStore(copied.state) as state:

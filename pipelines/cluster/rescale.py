@@ -5,7 +5,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.decide.shard_rows import content_of
 from pipelines.cluster.migration.stored_state import Migrated, digest_of, rows_of_checkpoint
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -32,7 +32,7 @@ def rescale(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity, 
         message = f"Spark {spark.version} cannot repartition the state of a query: this needs Spark 4.2"
         raise Invalid(message)
     before = _digest(spark, checkpoint, identity)
-    manager.repartition(checkpoint_of(checkpoint), partitions)
+    manager.repartition(decide_checkpoint(checkpoint), partitions)
     after = _digest(spark, checkpoint, identity)
     if after != before:
         message = (
@@ -44,5 +44,5 @@ def rescale(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity, 
 
 
 def _digest(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity) -> Migrated:
-    rows = rows_of_checkpoint(spark, checkpoint_of(checkpoint), identity.ops_partitions)
+    rows = rows_of_checkpoint(spark, decide_checkpoint(checkpoint), identity.ops_partitions)
     return digest_of(content_of(rows, identity.seed).content)

@@ -29,8 +29,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics
 from connectors.spark_cluster.packed_environment import pack
 from connectors.spark_cluster.standalone import StandaloneCluster
-from pipelines.cluster.audit.audit_query import QUERY as AUDIT
-from pipelines.cluster.decide.decide_query import QUERY as DECIDE
+from pipelines.cluster.checkpoint_layout import AUDIT, DECIDE_OPS
 from pipelines.demo.demo_summary import PeakMemory
 from pipelines.demo.evidence import count_records
 from pipelines.demo.job_site import Progress
@@ -155,7 +154,7 @@ class ClusterSite:
     def is_settled(self, records: int) -> bool:
         """See `JobSite`."""
         state = self._root / "state"
-        decided = committed_end(state / DECIDE, self.topics.ops)
+        decided = committed_end(state / DECIDE_OPS, self.topics.ops)
         if sum(decided.values()) < records:
             return False
         audit = ClusterTopics.of(self._settings.topic_prefix).audit

@@ -21,8 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.delta.session import QUICK_COMPILER
 from connectors.jars.resolve import spark_jars
 from connectors.spark_cluster.storage import checkpoint_conf
+from pipelines.cluster.checkpoint_layout import DECIDE_OPS
 from pipelines.cluster.cluster_job import CORES_COUNTED_MAX, ClusterJob, ClusterSettings
-from pipelines.cluster.decide.decide_query import QUERY
 from pipelines.cluster.session import cluster_session
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
@@ -75,7 +75,7 @@ def main() -> None:
         checkpoint=str(options.folder / "state"), tables=str(options.folder / "tables"), tasks=options.executors
     )
     with ClusterJob(settings, cluster, KafkaConnection(options.servers), spark) as job:
-        query = next(each for each in spark.streams.active if each.name == QUERY)
+        query = next(each for each in spark.streams.active if each.name == DECIDE_OPS)
         report = {**_measured(job, query, options.records), **_memory(spark)} if options.records else {}
         print(json.dumps(report), flush=True)
         sys.stdin.read()

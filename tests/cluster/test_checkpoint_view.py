@@ -11,8 +11,8 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.queue_view import QueueRequest
+from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.committed import Committed, last_committed
-from pipelines.cluster.decide.decide_query import checkpoint_of
 from pipelines.cluster.watch.checkpoint_view import answer_from_checkpoint
 from pipelines.control.messages import PoliciesRequest, StatusRequest
 from pipelines.control.stored_answers import stored_policies, stored_status
@@ -39,9 +39,9 @@ def test_a_checkpoint_answers_as_a_folder(
     log = Log(KafkaConnection(kafka.bootstrap_servers), topic_prefix, records_of(6, RECORDS))
     checkpoint = str(tmp_path / "checkpoint")
     assert answer_from_checkpoint(cluster_spark, checkpoint, StatusRequest()).queues == []
-    assert last_committed(cluster_spark, checkpoint_of(checkpoint), log.topics.ops) is None
+    assert last_committed(cluster_spark, decide_checkpoint(checkpoint), log.topics.ops) is None
     log.write(log.records)
-    decide(cluster_spark, log, "view", checkpoint_of(checkpoint))
+    decide(cluster_spark, log, "view", decide_checkpoint(checkpoint))
     folder = JobFolder(tmp_path / "folder")
     with RocksStore(folder.state) as store:
         decided_entries(store, log.records)
@@ -68,7 +68,7 @@ def test_a_checkpoint_answers_as_a_folder(
     ends = dict.fromkeys(range(log.partition_count), 0)
     for record in log.records:
         ends[record.partition] = record.kafka_offset + 1
-    committed = last_committed(cluster_spark, checkpoint_of(checkpoint), log.topics.ops)
+    committed = last_committed(cluster_spark, decide_checkpoint(checkpoint), log.topics.ops)
     assert isinstance(committed, Committed)
     assert committed.ends == ends
     assert describe(log.connection, [log.topics.ops])[log.topics.ops].partition_count == len(committed.ends)

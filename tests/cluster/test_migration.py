@@ -17,7 +17,7 @@ from checkpoints.layout import JobFolder
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.quarantine import Quarantine, quarantine_change
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, stored_identity
-from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.migration.stored_state import content_of_store
 from pipelines.cluster.migration.to_cluster import beginning_of, migrate_to_cluster
 from pipelines.cluster.migration.to_folder import migrate_to_folder
@@ -89,7 +89,7 @@ def test_a_state_goes_to_a_cluster_and_back(
     for run_id, part in (("first", log.records[third : 2 * third]), ("again", log.records[2 * third :])):
         log.write(part)
         beginning = beginning_of(cluster_spark, checkpoint, identity)
-        decide(cluster_spark, log, run_id, checkpoint_of(checkpoint), seed=identity.seed, beginning=beginning)
+        decide(cluster_spark, log, run_id, decide_checkpoint(checkpoint), seed=identity.seed, beginning=beginning)
 
     back = JobFolder(tmp_path / "back")
     migrate_to_folder(

@@ -10,7 +10,7 @@ import pytest
 from broker_state.store.memory_kv import MemoryKv
 from connectors.kafka.topic_admin import describe
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.rescale import rescale
 from popstream.kafka_connection import KafkaConnection
 from tests.support.cluster_log import Log, decide, decided_entries, stored_families
@@ -38,16 +38,16 @@ def test_a_state_gets_another_number_of_partitions(
     checkpoint = str(tmp_path / "checkpoint")
     half = len(log.records) // 2
     log.write(log.records[:half])
-    decide(cluster_spark, log, "before", checkpoint_of(checkpoint))
+    decide(cluster_spark, log, "before", decide_checkpoint(checkpoint))
     identity = msgspec.structs.replace(CheckpointIdentity.new(topic_prefix, ops), seed=SEED)
     rescaled = rescale(cluster_spark, checkpoint, identity, 3)
     assert rescaled.keys > 100
-    metadata = cluster_spark.read.format("state-metadata").load(checkpoint_of(checkpoint))
+    metadata = cluster_spark.read.format("state-metadata").load(decide_checkpoint(checkpoint))
     assert {row.numPartitions for row in metadata.select("numPartitions").collect()} == {3}
     log.write(log.records[half:])
-    decide(cluster_spark, log, "after", checkpoint_of(checkpoint))
+    decide(cluster_spark, log, "after", decide_checkpoint(checkpoint))
     kv = MemoryKv()
     decided_entries(kv, log.records)
-    families = stored_families(cluster_spark, checkpoint_of(checkpoint))
+    families = stored_families(cluster_spark, decide_checkpoint(checkpoint))
     for name in KERNEL_FAMILIES:
         assert families[name] == kv.families.get(name, {}), name

@@ -14,8 +14,8 @@ from pipelines.cli.spark_tools import working
 from pipelines.cli.state.queue import show_queues
 from pipelines.cli.state.status import show_status
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
+from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.committed import Committed, last_committed
-from pipelines.cluster.decide.decide_query import checkpoint_of
 from pipelines.cluster.watch.checkpoint_view import answer_from_checkpoint
 from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.messages import Status, StatusRequest
@@ -67,7 +67,7 @@ def _status(
     spark: SparkSession, settings: JobSettings, checkpoint: str, identity: CheckpointIdentity, request: StatusRequest
 ) -> Status:
     ops = Topics.of(identity.prefix).ops
-    committed = last_committed(spark, checkpoint_of(checkpoint), ops) or Committed(-1, identity.first_offset)
+    committed = last_committed(spark, decide_checkpoint(checkpoint), ops) or Committed(-1, identity.first_offset)
     found = answer_from_checkpoint(spark, checkpoint, request)
     ends = None
     if settings.connection is not None:

@@ -27,6 +27,7 @@ from pipelines.cluster.audit.unit_entries import UnitsKey
 from pipelines.cluster.audit.written_files import AuditOffset
 from pipelines.cluster.audit.written_tables import WrittenTables
 from pipelines.cluster.checkpoint_identity import Beginnings
+from pipelines.cluster.checkpoint_layout import AUDIT
 from pipelines.cluster.decide.extent import KEY_FORMAT, Cursors
 from pipelines.cluster.decide.outgoing import EntryKey
 from pipelines.cluster.hadoop_file import HadoopFile
@@ -37,7 +38,6 @@ from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = [
-    "QUERY",
     "AuditQuery",
     "audit_key",
     "begins_now",
@@ -46,7 +46,6 @@ __all__ = [
     "stored_cursors",
 ]
 
-QUERY = "audit"
 ENTRIES_PER_COMMIT_MIN, ENTRIES_PER_COMMIT_MAX = 20_000, 600_000
 ENTRIES_PER_S = 2_000
 """What the query can keep up with, up to an interval of five minutes: 64 shards with micro-batches of a second send a
@@ -91,7 +90,7 @@ class AuditQuery:
         self._spark = spark
         self._connection = connection
         self._prefix = prefix
-        self._tables = WrittenTables(spark, tables, EntryRows(state_epoch, ops_topic_id, rejected_heads), QUERY)
+        self._tables = WrittenTables(spark, tables, EntryRows(state_epoch, ops_topic_id, rejected_heads), AUDIT)
         self._state_epoch = state_epoch
         self._begins = begins
         self._checkpoint = checkpoint
@@ -99,7 +98,7 @@ class AuditQuery:
 
     def start(self) -> StreamingQuery:
         """Start the query."""
-        join_pool(self._spark, QUERY)
+        join_pool(self._spark, AUDIT)
         topic = ClusterTopics.of(self._prefix).audit
         frame = (
             self._spark.readStream.format("kafka")
@@ -111,7 +110,7 @@ class AuditQuery:
             .select("partition", "offset", "key", "value")
         )
         return (
-            frame.writeStream.queryName(QUERY)
+            frame.writeStream.queryName(AUDIT)
             .option("checkpointLocation", self._checkpoint)
             .trigger(processingTime=f"{self._interval_s} seconds")
             .foreachBatch(self._write)

@@ -15,9 +15,10 @@ from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.builder_records import UnitSpan
 from pipelines.cluster.arrow_slices import read_slice_rows
-from pipelines.cluster.audit.audit_query import QUERY, audit_key, stored_cursors
+from pipelines.cluster.audit.audit_query import audit_key, stored_cursors
 from pipelines.cluster.audit.unit_entries import UnitsKey
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
+from pipelines.cluster.checkpoint_layout import audit_checkpoint
 from pipelines.cluster.committed import last_committed
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.ops_log import OpsPartitionReader, found_log
@@ -52,7 +53,7 @@ def read_undelivered(
         Unavailable: Kafka or the place of the checkpoint cannot be reached.
     """
     topic = ClusterTopics.of(identity.prefix).audit
-    query_checkpoint = f"{checkpoint}/{QUERY}"
+    query_checkpoint = audit_checkpoint(checkpoint)
     committed = last_committed(spark, query_checkpoint, topic)
     first = identity.audit_from if committed is None else committed.ends
     cursors = stored_cursors(spark, query_checkpoint, 0 if committed is None else committed.batch_id + 1)

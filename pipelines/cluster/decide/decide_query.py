@@ -10,6 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.record_columns import record_columns
 from connectors.kafka.spark_source import source_options, starting_offsets
+from pipelines.cluster.checkpoint_layout import DECIDE_OPS
 from pipelines.cluster.decide.outgoing import OUTGOING_SCHEMA
 from pipelines.cluster.decide.outgoing_query import start_outgoing
 from pipelines.cluster.decide.packed_records import PACKED_SCHEMA, pack
@@ -19,9 +20,7 @@ from pipelines.cluster.decide.shard_processor import ShardProcessor
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["QUERY", "Beginning", "checkpoint_of", "start_decide_query"]
-
-QUERY = "decide_ops"
+__all__ = ["Beginning", "start_decide_query"]
 
 
 class Beginning(NamedTuple):
@@ -34,11 +33,6 @@ class Beginning(NamedTuple):
 
     rows: DataFrame
     first_offset: Mapping[int, int]
-
-
-def checkpoint_of(state: str) -> str:
-    """Return the checkpoint of the query, below the path or URL of a job's state."""
-    return f"{state}/{QUERY}"
 
 
 def start_decide_query(
@@ -78,7 +72,7 @@ def start_decide_query(
         "none",
         None if beginning is None else beginning.rows.groupBy("shard"),
     )
-    return start_outgoing(outgoing, connection, name=QUERY, checkpoint=checkpoint)
+    return start_outgoing(outgoing, connection, name=DECIDE_OPS, checkpoint=checkpoint)
 
 
 def _records(

@@ -10,9 +10,9 @@ from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
 from pipelines.build_consume_queue.stored_ids import counts_change
 from pipelines.build_units.accepted_ids import IdCounts
+from pipelines.cluster.checkpoint_layout import units_checkpoint
 from pipelines.cluster.migration.stored_state import fill, stored_map
 from pipelines.cluster.queues.queue_shard import QueueMeta
-from pipelines.cluster.queues.units_query import QUERY
 from popstream.exchange.partitioner import queue_of_ops_key
 
 __all__ = ["export_queues"]
@@ -28,7 +28,7 @@ def export_queues(spark: SparkSession, checkpoint: str, path: Path, topic: str |
         topic: Only the queues of this topic.
     """
     with RocksStore(path, BUILDER_FAMILIES) as store:
-        fill(store, _changes(spark, f"{checkpoint}/{QUERY}", topic))
+        fill(store, _changes(spark, units_checkpoint(checkpoint), topic))
 
 
 def _changes(spark: SparkSession, query_checkpoint: str, topic: str | None) -> Iterator[Change]:

@@ -13,7 +13,7 @@ from checkpoints.replay import REPLAY_KEY, Replay
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import quarantine_change
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.decide.decide_query import checkpoint_of
+from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.decide.shard_rows import Content, ShardRow, content_of
 from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of, fill, rows_of_checkpoint
 from popstream.wire.base_errors import Corrupt
@@ -48,7 +48,7 @@ class Shards:
             checkpoint: Path or URL of the state on the cluster.
             identity: Its identity.
         """
-        return cls(identity, rows_of_checkpoint(spark, checkpoint_of(checkpoint), identity.ops_partitions))
+        return cls(identity, rows_of_checkpoint(spark, decide_checkpoint(checkpoint), identity.ops_partitions))
 
     def content(self) -> Iterator[Content]:
         """Yield (family, key, value) of everything that the shards hold."""

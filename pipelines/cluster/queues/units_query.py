@@ -9,14 +9,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.delta.session import join_pool
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options, starting_offsets
+from pipelines.cluster.checkpoint_layout import BUILD_UNITS
 from pipelines.cluster.decide.outgoing import OUTGOING_SCHEMA
 from pipelines.cluster.decide.outgoing_query import start_outgoing
 from pipelines.cluster.queues.queue_processor import QueueProcessor, UnitSettings
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["QUERY", "start_units_query"]
+__all__ = ["start_units_query"]
 
-QUERY = "build_units"
 RECORDS_PER_BATCH_MAX = 1_000
 
 
@@ -39,7 +39,7 @@ def start_units_query(
         begins: Where a new checkpoint begins, by partition of the log of queues; empty: at its first record.
         checkpoint: Path or URL of the query's checkpoint.
     """
-    join_pool(spark, QUERY)
+    join_pool(spark, BUILD_UNITS)
     topic = ClusterTopics.of(prefix).queue_log
     frame = (
         spark.readStream.format("kafka")
@@ -61,4 +61,4 @@ def start_units_query(
     outgoing = frame.groupBy("queue").transformWithState(
         QueueProcessor(settings, prefix), OUTGOING_SCHEMA, "append", "none"
     )
-    return start_outgoing(outgoing, connection, name=QUERY, checkpoint=checkpoint)
+    return start_outgoing(outgoing, connection, name=BUILD_UNITS, checkpoint=checkpoint)

@@ -19,11 +19,10 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
+from pipelines.cluster.checkpoint_layout import decide_checkpoint, units_checkpoint
 from pipelines.cluster.committed import is_committed
-from pipelines.cluster.decide.decide_query import checkpoint_of
 from pipelines.cluster.migration.exported_queues import export_queues
 from pipelines.cluster.migration.stored_state import fill, stored_map
-from pipelines.cluster.queues.units_query import QUERY as BUILD_UNITS
 from pipelines.control.messages import Policies, PoliciesRequest, Status, StatusRequest
 from pipelines.control.stored_answers import stored_policies, stored_queues, stored_status
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -85,18 +84,18 @@ def answer_from_checkpoint(
 def _export(spark: SparkSession, checkpoint: str, request: StateRequest, folder: JobFolder) -> None:
     """Put what an answer needs into the stores of a folder."""
     if isinstance(request, QueueRequest):
-        if not is_committed(spark, f"{checkpoint}/{BUILD_UNITS}"):
+        if not is_committed(spark, units_checkpoint(checkpoint)):
             message = f"the job of {checkpoint} has built no queues: has it message_topics?"
             raise Invalid(message, subject=request.topic)
         export_queues(spark, checkpoint, folder.queues, request.topic)
     with RocksStore(folder.state) as store:
-        if is_committed(spark, checkpoint_of(checkpoint)):
+        if is_committed(spark, decide_checkpoint(checkpoint)):
             fill(store, _state_keys(spark, checkpoint, request))
 
 
 def _state_keys(spark: SparkSession, checkpoint: str, request: StateRequest) -> Iterator[Change]:
     only_heads = isinstance(request, StatusRequest) and request.group is None
-    frame = stored_map(spark, checkpoint_of(checkpoint), "state")
+    frame = stored_map(spark, decide_checkpoint(checkpoint), "state")
     frame = frame.where(_kind_is_wanted(only_heads=only_heads))
     if request.topic is not None:
         prefix = topic_prefix(request.topic)

@@ -8,10 +8,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from broker_state import KERNEL_FORM
 from checkpoints.prefix_owner import Owner
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.cluster.audit.audit_query import QUERY as AUDIT
+from pipelines.cluster.checkpoint_layout import AUDIT, BUILD_UNITS, DECIDE_OPS
 from pipelines.cluster.committed import Committed
-from pipelines.cluster.decide.decide_query import QUERY as DECIDE
-from pipelines.cluster.queues.units_query import QUERY as BUILD_UNITS
 from pipelines.cluster.watch.query_progress import ProgressWatch, skew_of
 from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.messages import JobReport, OwnerView
@@ -68,7 +66,7 @@ class DriverWatch:
         self._owner = owner
         self._audit_failures = audit_failures
         self._failure = failure
-        self.progress = ProgressWatch(self.queries, committed.ends, DECIDE, batch_id=committed.batch_id)
+        self.progress = ProgressWatch(self.queries, committed.ends, DECIDE_OPS, batch_id=committed.batch_id)
         self._sampling = Periodic("progress", SAMPLE_INTERVAL_S, self.progress.sample)
         self._log = LogWatch(connection, ops, self.progress.decided, settings.stall_s, on_failure)
 
@@ -84,11 +82,11 @@ class DriverWatch:
 
     def queries(self) -> list[StreamingQuery]:
         """Return the queries of the job that run; the one that reads message topics has no name, and is left out."""
-        return [query for query in self._spark.streams.active if query.name in {DECIDE, AUDIT, BUILD_UNITS}]
+        return [query for query in self._spark.streams.active if query.name in {DECIDE_OPS, AUDIT, BUILD_UNITS}]
 
     def shards_behind(self) -> set[int]:
         """Return the shards of which the last micro-batch of the deciding query has left records unread."""
-        deciding = self.progress.last.get(DECIDE)
+        deciding = self.progress.last.get(DECIDE_OPS)
         return set() if deciding is None else {partition for partition, lag in deciding.lags.items() if lag}
 
     def not_ready_reasons(self) -> list[str]:
@@ -100,7 +98,7 @@ class DriverWatch:
     def report(self) -> JobReport:
         """Return what the job reports about itself. Reads memory only."""
         last, lags = self.progress.last, self._log.lags
-        deciding, failure = last.get(DECIDE), self._failure()
+        deciding, failure = last.get(DECIDE_OPS), self._failure()
         return JobReport(
             folder=self._checkpoint,
             apply_seq=0 if deciding is None else deciding.batch_id + 1,
