@@ -9,9 +9,20 @@ import json
 import shutil
 from pathlib import Path
 
-from popstream.wire.base_errors import Unavailable
+import msgspec
 
-__all__ = ["SparkPlans", "committed_end", "fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
+from popstream.wire.base_errors import Unavailable
+from popstream.wire.decode_errors import DECODE_ERRORS
+
+__all__ = [
+    "SparkPlans",
+    "committed_end",
+    "fresh_checkpoint",
+    "planned_end",
+    "planned_ends",
+    "planned_offsets",
+    "query_id",
+]
 
 
 class SparkPlans:
@@ -62,10 +73,27 @@ def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
         Unavailable: The checkpoint has no readable plan for it.
     """
     try:
-        topics = json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2])
-        return {topic: {int(number): int(end) for number, end in ends.items()} for topic, ends in topics.items()}
-    except (OSError, IndexError, AttributeError, ValueError) as error:
+        return planned_offsets((checkpoint / "offsets" / str(batch_id)).read_text())
+    except (OSError, ValueError) as error:
         raise _no_plan(checkpoint, batch_id) from error
+
+
+def planned_offsets(text: str) -> dict[str, dict[int, int]]:
+    r"""Return the end offsets in a file of Spark's offset log, by topic and partition.
+
+    Its lines are a version, what Spark has to know besides, and the offsets of each source; our queries have one.
+
+    >>> planned_offsets('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":7,"1":3}}')
+    {'orders': {0: 7, 1: 3}}
+
+    Raises:
+        ValueError: It is none of a query on Kafka.
+    """
+    try:
+        return msgspec.json.decode(text.splitlines()[2], type=dict[str, dict[int, int]])
+    except (IndexError, *DECODE_ERRORS) as error:
+        message = f"no offsets of Kafka: {error}"
+        raise ValueError(message) from error
 
 
 def _no_plan(checkpoint: Path, batch_id: int) -> Unavailable:

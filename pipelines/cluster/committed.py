@@ -2,14 +2,13 @@
 
 from typing import NamedTuple
 
-import msgspec
 from pyspark.sql import SparkSession
 
+from checkpoints.spark_progress import planned_offsets
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt
-from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["Committed", "is_committed", "last_committed", "offsets_in"]
+__all__ = ["Committed", "is_committed", "last_committed"]
 
 
 class Committed(NamedTuple):
@@ -37,8 +36,8 @@ def last_committed(spark: SparkSession, query_checkpoint: str, topic: str) -> Co
     file = HadoopFile(spark, f"{query_checkpoint}/offsets/{max(numbers)}")
     stored = file.read()
     try:
-        ends = None if stored is None else offsets_in(stored.decode(), topic)
-    except DECODE_ERRORS as error:
+        ends = None if stored is None else planned_offsets(stored.decode()).get(topic)
+    except ValueError as error:
         message = f"{file.url} cannot be read: {error}"
         raise Corrupt(message, subject=file.url) from error
     if ends is None:
@@ -54,16 +53,3 @@ def is_committed(spark: SparkSession, query_checkpoint: str) -> bool:
 
 def _commits(spark: SparkSession, query_checkpoint: str) -> list[int]:
     return [int(name) for name in HadoopFile(spark, f"{query_checkpoint}/commits").names() if name.isdigit()]
-
-
-def offsets_in(text: str, topic: str) -> dict[int, int] | None:
-    r"""Return the offsets of a topic in a file of Spark's offset log; None: it has none.
-
-    >>> offsets_in('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":7,"1":3}}', "orders")
-    {0: 7, 1: 3}
-    """
-    for line in text.splitlines()[1:]:
-        found = msgspec.json.decode(line) if line.startswith("{") else {}
-        if isinstance(offsets := found.get(topic), dict):
-            return {int(partition): offset for partition, offset in offsets.items()}
-    return None
