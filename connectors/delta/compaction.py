@@ -23,7 +23,6 @@ import datetime as dt
 import os
 import secrets
 import sys
-import threading
 import time
 from itertools import groupby
 from pathlib import Path
@@ -42,6 +41,7 @@ from connectors.delta.queue_ranges import QueueRanges
 from connectors.delta.rows import in_pieces, with_lacking
 from connectors.delta.store import require_rewritable
 from connectors.delta.tables import TABLES, Table, table_path
+from connectors.local_servers.end_with_parent import end_with_parent
 from popstream.wire.base_errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ NICE: Final = 10
 on a machine that was always busy."""
 
 OUT_OF_MEMORY_FIRST: Final = "1000"
-PARENT_IS_GONE: Final = 3
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,20 +255,13 @@ def _actions(read_version: int, files: list[DataFile], joined: list[DataFile]) -
         yield add_action(file, data_change=False)
 
 
-def _end_with_parent() -> None:
-    """Exit when standard input ends: it is a pipe from the parent process."""
-    while os.read(sys.stdin.fileno(), 1):  # not `sys.stdin.read`: at exit Python would wait for its lock
-        pass
-    os._exit(PARENT_IS_GONE)  # at any point: VACUUM deletes files without a commit after a week
-
-
 def main(root: Path, names: Sequence[str]) -> None:
     """Compact tables and print the outcomes. A failure in one table does not affect the others."""
     os.nice(NICE)
     os.umask(0o077)  # like all files of a job
     with contextlib.suppress(OSError):  # other systems than Linux
         Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_FIRST)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()  # at any point: VACUUM deletes files without a commit after a week
     for name in names:
         try:
             done = compact(root, TABLES[name])

@@ -1,1 +1,1 @@
-"""Servers that this machine runs for trials, tests and benchmarks: ports, and processes that end with this one."""
+"""Servers that this machine runs for trials, tests and benchmarks: ports, and processes that end with their parent."""

@@ -9,20 +9,18 @@ import gc
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from connectors.local_servers.end_with_parent import end_with_parent
 from pipelines.recovery.ops_log import OpsPartitionReader
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 __all__ = ["Done", "Failed", "Message", "Noted", "OnProgress", "partition_readers", "run_task", "serve"]
-
-PARENT_IS_GONE = 3
 
 OnProgress = Callable[[str, int, int], None]
 """Is called with what is being done, and how much is done, and in all."""
@@ -100,12 +98,6 @@ def partition_readers(connection: KafkaConnection) -> Iterator[Callable[[str, in
             reader.close()
 
 
-def _end_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(PARENT_IS_GONE)
-
-
 def serve(task_type: type[_Task], run: Callable[[_Task, OnProgress], object]) -> None:
     """Run the task that standard input has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
@@ -116,7 +108,7 @@ def serve(task_type: type[_Task], run: Callable[[_Task, OnProgress], object]) ->
         line += byte
     if not line:
         return
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
     def send(message: Message) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
