@@ -13,7 +13,7 @@ from typing import IO
 import msgspec
 
 import pipelines
-from pipelines.recovery.verify.progress import Progress
+from pipelines.recovery.progress import Progress
 from pipelines.recovery.worker_process import Done, Failed, Message, Noted
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 

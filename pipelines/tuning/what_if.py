@@ -12,8 +12,8 @@ import msgspec
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
 from pipelines.recovery.ops_log import offsets_at
+from pipelines.recovery.progress import Progress, ProgressReport
 from pipelines.recovery.replay_source import ReplaySource
-from pipelines.recovery.verify.progress import Progress, ProgressReport
 from pipelines.recovery.worker_pool import run_processes
 from pipelines.tuning import worker
 from pipelines.tuning.handlings import Evidence

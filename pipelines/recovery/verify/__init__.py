@@ -11,7 +11,7 @@ of some partitions again, units.py compares units, each in a process of its own 
 listens to. Spark takes no part.
 """
 
-from pipelines.recovery.verify.progress import ProgressReport
+from pipelines.recovery.progress import ProgressReport
 from pipelines.recovery.verify.run import Inputs, goes_on, verify
 from pipelines.recovery.verify.verdict import Advice, Verified
 from pipelines.recovery.verify.work_folder import WorkFolder

@@ -14,13 +14,13 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.reconcile import LogFound, require_same_log
 from connectors.delta.spark_errors import damage_in
 from connectors.delta.tables import TABLES, table_path
+from pipelines.recovery.progress import Progress, ProgressReport
 from pipelines.recovery.replay_source import ReplaySource
 from pipelines.recovery.verify import worker
 from pipelines.recovery.verify.base import Snapshots, choose_base
 from pipelines.recovery.verify.decide_again import ShareResult
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
 from pipelines.recovery.verify.planning import facts_of_state, keys_digest, make_plan, require_undamaged, why_unusable
-from pipelines.recovery.verify.progress import Progress, ProgressReport
 from pipelines.recovery.verify.units import UnitResult
 from pipelines.recovery.verify.verdict import EMBEDDED, Advice, Verified, verdict
 from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, replace_file

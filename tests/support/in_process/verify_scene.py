@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from pipelines.recovery.progress import Progress
     from pipelines.recovery.verify import ProgressReport, Verified
-    from pipelines.recovery.verify.progress import Progress
     from pipelines.recovery.verify.worker import VerifyTask
 
 PARTITIONS = 3

@@ -20,11 +20,11 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.snapshot_retention import SnapshotRetention
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import quarantine_change
+from pipelines.recovery.progress import Progress
 from pipelines.recovery.take_snapshot import take_snapshot
 from pipelines.recovery.verify import planning
 from pipelines.recovery.verify.base import choose_base
 from pipelines.recovery.verify.planning import require_undamaged
-from pipelines.recovery.verify.progress import Progress
 from pipelines.recovery.verify.work_folder import WorkFolder
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced, Invalid
 from tests.support.flipped_byte import flip_byte
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpoints.snapshot_store import Snapshot
-    from pipelines.recovery.verify.progress import ProgressReport
+    from pipelines.recovery.progress import ProgressReport
 
 
 class StoppedError(Exception):

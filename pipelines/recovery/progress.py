@@ -1,4 +1,4 @@
-"""How far a verification is, at which rate, and how long it will take; one line at intervals."""
+"""How far work in processes is, at which rate, and how long it will take; one line at intervals."""
 
 import time
 from collections.abc import Callable
@@ -15,8 +15,8 @@ class ProgressReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         doing: What is being done.
-        done: Records of the ops topic and units that are compared.
-        total: Of all to compare.
+        done: Records of the ops topic, and units, that are done.
+        total: Of all to do.
         per_s: Per second, since this process began.
         seconds_left: An estimate; None: there is none yet.
     """
@@ -44,7 +44,7 @@ class ProgressReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress:
-    """Collects what the works of a verification report, and passes it on every `INTERVAL_S`.
+    """Collects what each process reports of its work, and passes it on every `INTERVAL_S`.
 
     Args:
         on_report: Called with each report.
