@@ -1,7 +1,6 @@
 """Output of results to a terminal, a file or a pipe."""
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
@@ -10,7 +9,7 @@ from rich.segment import Segment
 from pipelines.cli.visible import visible
 from pipelines.printed_commands import completed_commands
 
-__all__ = ["counted", "new_console", "print_facts", "standard_output", "time_text"]
+__all__ = ["counted", "new_console", "print_facts", "standard_output"]
 
 WIDTH_IN_FILES = 200
 
@@ -22,18 +21,6 @@ def counted(count: int, noun: str) -> str:
     ('1 message', '0 messages')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def time_text(time_ms: int) -> str:
-    """Return a time, any number that a producer chose.
-
-    >>> time_text(1_893_456_000_500), time_text(10**20)
-    ('2030-01-01 00:00:00.500+00:00', '100000000000000000000 ms since 1970')
-    """
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):  # out of Python's range, or of the platform's
-        return f"{time_ms} ms since 1970"
 
 
 class _AsItIs:

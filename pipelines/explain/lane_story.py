@@ -6,8 +6,8 @@ from datetime import tzinfo
 import msgspec
 
 from pipelines.control.lane_views import BatchView, LaneDetail, LaneView, QueueView
-from pipelines.explain.clock import clock_text, duration_text
 from pipelines.explain.story import GroupStory
+from pipelines.times import duration_text, time_of_day
 
 __all__ = ["LaneStory", "lane_story", "lane_story_lines"]
 
@@ -64,7 +64,7 @@ def lane_story_lines(story: LaneStory, zone: tzinfo) -> Iterator[str]:
     yield f"  {mode}, done up to {lane.commit_offset:,}, {lane.lag:,} behind what is poppable, {counts}"
     for pop in (lane.detail or LaneDetail(None, [])).waiting:
         client = pop.client_id or "a client without an id"
-        yield f"  {client} waits for {pop.max_messages:,} until {clock_text(pop.until_ms, zone)}"
+        yield f"  {client} waits for {pop.max_messages:,} until {time_of_day(pop.until_ms, zone)}"
     for name, limit in (lane.detail or LaneDetail(None, [])).quotas.items():
         yield f"  quota: {name} is {limit:,}; beyond it operations are refused with QUOTA_EXCEEDED"
 
@@ -72,7 +72,7 @@ def lane_story_lines(story: LaneStory, zone: tzinfo) -> Iterator[str]:
 def _holding(lane: LaneView, detail: LaneDetail, first: GroupStory | None, now_ms: int, zone: tzinfo) -> Iterator[str]:
     """Yield what keeps pops from getting the next message."""
     if detail.paused_until_ms > now_ms:
-        until = clock_text(detail.paused_until_ms, zone)
+        until = time_of_day(detail.paused_until_ms, zone)
         yield f"it is paused until {until}: a record had more to do for it than one may"
     if detail.in_flight_max and lane.leased >= detail.in_flight_max:
         limit = f"in_flight_max is {detail.in_flight_max:,}"
@@ -88,9 +88,9 @@ def _blocked(lane: LaneView, batch: BatchView, first: GroupStory | None, now_ms:
     by = f" by {holder}" if holder else ""
     free_ms = batch.free_at_ms or 0
     return (
-        f"message {lane.commit_offset:,} blocks it: popped{by} at {clock_text(batch.pop_time_ms, zone)} with"
+        f"message {lane.commit_offset:,} blocks it: popped{by} at {time_of_day(batch.pop_time_ms, zone)} with"
         f" {batch.members:,} messages, of which {batch.members - batch.acked:,} are not acked (attempt {member.attempt}"
-        f"{', suspended' if member.suspended else ''}); free at {clock_text(free_ms, zone)},"
+        f"{', suspended' if member.suspended else ''}); free at {time_of_day(free_ms, zone)},"
         f" in {duration_text(free_ms - now_ms)}, or when all are acked"
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from broker_state.audit import HANDLER_CAUSE, is_handler_cause
-from pipelines.explain.clock import duration_text
 from pipelines.explain.message_events import Event, EventKind
+from pipelines.times import duration_text
 
 __all__ = ["Lease", "leases_of", "outcome_text", "raised_text", "released_text", "why_again"]
 

@@ -6,9 +6,9 @@ from datetime import date, timedelta, tzinfo
 import msgspec
 
 from broker_state.audit import StepCause
-from pipelines.explain.clock import clock_text, day_text, duration_text, zone_text
 from pipelines.explain.leases import DONE, Lease, leases_of, outcome_text, raised_text, released_text
 from pipelines.explain.message_events import Event, EventKind, MessageRows, events_of, groups_of
+from pipelines.times import day_text, duration_text, time_of_day, zone_name
 
 __all__ = ["EventText", "GroupStory", "GroupText", "MessageStory", "StoryText", "story_lines", "story_of", "story_text"]
 
@@ -121,7 +121,7 @@ def story_lines(story: MessageStory, zone: tzinfo) -> Iterator[str]:
     """Yield the lines of a story."""
     sentences = story_text(story, zone)
     first = next(iter([*sentences.events, *(event for group in sentences.groups for event in group.events)]), None)
-    when = "" if first is None else f", {day_text(first.at_ms, zone)}, times in {zone_text(first.at_ms, zone)}"
+    when = "" if first is None else f", {day_text(first.at_ms, zone)}, times in {zone_name(first.at_ms, zone)}"
     yield f"{story.topic}/{story.queue_id}/{story.queue_offset}{when}"
     day = "" if first is None else day_text(first.at_ms, zone)
     for event in sentences.events:
@@ -160,7 +160,7 @@ def _notes(rows: MessageRows) -> list[str]:
 def _line(event: EventText, zone: tzinfo, day: str) -> str:
     own_day = day_text(event.at_ms, zone)
     date = "" if own_day == day else f"{own_day} "
-    return f"  {date}{clock_text(event.at_ms, zone)}  {event.text}"
+    return f"  {date}{time_of_day(event.at_ms, zone)}  {event.text}"
 
 
 def _shared_text(event: Event, story: MessageStory) -> str:
@@ -186,7 +186,7 @@ def _shared_text(event: Event, story: MessageStory) -> str:
 def _text(event: Event, lease: Lease | None, zone: tzinfo) -> str:
     client = event.client_id or "a client without an id"
     holder = client if lease is None else lease.holder
-    until = "" if event.until_ms is None else clock_text(event.until_ms, zone)
+    until = "" if event.until_ms is None else time_of_day(event.until_ms, zone)
     since = "" if lease is None else f", {duration_text(max(0, event.at_ms - lease.began_ms))} after it was delivered"
     match event.kind:
         case EventKind.LEASED:
@@ -277,27 +277,27 @@ def _ending(
     if end is not None and end.kind in DONE:
         return _done(end, lease, shared, zone, is_passed=passed is not None)
     if end is None:
-        until = clock_text(lease.until_ms, zone)
+        until = time_of_day(lease.until_ms, zone)
         if now_ms < lease.until_ms:
             left = duration_text(lease.until_ms - now_ms)
             return "leased", f"{lease.holder} holds it until {until}, for another {left}."
         return "leased", f"{lease.holder} held it until {until}; what came after that is not in the tables yet."
     if end.kind is EventKind.GIVEN_BACK and (end.until_ms or 0) > now_ms:
-        return "waiting", f"It backs off until {clock_text(end.until_ms or 0, zone)}."
+        return "waiting", f"It backs off until {time_of_day(end.until_ms or 0, zone)}."
     since = duration_text(max(0, now_ms - max(end.at_ms, end.until_ms or 0)))
     return "waiting", f"It waits for a pop of the group, for {since} now."
 
 
 def _done(end: Event, lease: Lease, shared: Sequence[Event], zone: tzinfo, *, is_passed: bool) -> tuple[str, str]:
     if end.kind is EventKind.DEAD_LETTERED:
-        return "dead", f"A dead letter since {clock_text(end.at_ms, zone)} ({end.cause}): it counts as done."
+        return "dead", f"A dead letter since {time_of_day(end.at_ms, zone)} ({end.cause}): it counts as done."
     if end.kind is EventKind.EXPIRED_FROM_LOG:
         return "done", "The retention of its topic has deleted it: it counts as done."
     total = ""
     if shared:
         total = f", {duration_text(max(0, end.at_ms - shared[0].at_ms))} after it was {shared[0].kind}"
     waits = "" if is_passed else "; the commit offset waits for a message before it"
-    return "done", f"Done by {end.client_id or lease.holder} at {clock_text(end.at_ms, zone)}{total}{waits}."
+    return "done", f"Done by {end.client_id or lease.holder} at {time_of_day(end.at_ms, zone)}{total}{waits}."
 
 
 def _without_delivery(
@@ -311,7 +311,7 @@ def _without_delivery(
             "Not delivered, and done: passed over by the tags of a pop, skipped by a reset, or deleted by retention."
         )
     if unit is not None and (unit.deliver_at_ms or 0) > now_ms:
-        return "fresh", f"Not delivered yet: its delivery time is {clock_text(unit.deliver_at_ms or 0, zone)}."
+        return "fresh", f"Not delivered yet: its delivery time is {time_of_day(unit.deliver_at_ms or 0, zone)}."
     if not any(event.kind is EventKind.POPPABLE for event in shared):
         return "fresh", "Not delivered yet: the commit position of the queue has not passed it."
     return "fresh", "Not delivered yet: no pop of the group has come to it."

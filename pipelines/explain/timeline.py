@@ -7,10 +7,10 @@ from xml.etree import ElementTree as ET
 
 from pipelines.drawing.lease_bars import LEASE_ROW, LEASE_STYLE, LeaseBar, Mark, MarkKind, cut_to_phone, draw_lease
 from pipelines.drawing.svg import Scale, add, serialized
-from pipelines.explain.clock import clock_text, day_text, duration_text, zone_text
 from pipelines.explain.leases import Lease, leases_of
 from pipelines.explain.message_events import Event, EventKind
 from pipelines.explain.story import GroupStory, MessageStory
+from pipelines.times import day_text, duration_text, time_of_day, zone_name
 
 __all__ = ["MARKS", "timeline_svg"]
 
@@ -62,15 +62,15 @@ def timeline_svg(story: MessageStory, zone: tzinfo) -> str:
     scale = Scale(begin_ms, end_ms, MARGIN)
     left, right = scale.x(begin_ms), scale.x(end_ms)
     _text(root, left, 20, f"{story.topic}/{story.queue_id}/{story.queue_offset}", "title")
-    _text(root, left, 36, f"{day_text(begin_ms, zone)}, times in {zone_text(begin_ms, zone)}", "dim")
+    _text(root, left, 36, f"{day_text(begin_ms, zone)}, times in {zone_name(begin_ms, zone)}", "dim")
     y = TITLE
     for (group, leases), used in zip(by_group, heights, strict=True):
         _draw_group(root, scale, group, leases, y, zone)
         y += used
     add(root, "line", "axis", x1=left, y1=y + 4, x2=right, y2=y + 4)
-    _text(root, left, y + 20, clock_text(begin_ms, zone), "dim")
+    _text(root, left, y + 20, time_of_day(begin_ms, zone), "dim")
     _text(root, "50%", y + 20, duration_text(end_ms - begin_ms), "dim", anchor="middle")
-    _text(root, right, y + 20, clock_text(end_ms, zone), "dim", anchor="end")
+    _text(root, right, y + 20, time_of_day(end_ms, zone), "dim", anchor="end")
     return serialized(root)
 
 
@@ -103,7 +103,7 @@ def _bar(lease: Lease, zone: tzinfo) -> LeaseBar:
     how = "held" if lease.end is None else lease.end.kind.replace("_", " ")
     return LeaseBar(
         label=f"{lease.number}  {lease.holder}, lease of {length}, {how}",
-        title=f"{clock_text(lease.began_ms, zone)} to {clock_text(ended_ms, zone)}: {how}",
+        title=f"{time_of_day(lease.began_ms, zone)} to {time_of_day(ended_ms, zone)}: {how}",
         began_ms=lease.began_ms,
         ended_ms=ended_ms,
         until_ms=lease.until_ms,
@@ -116,9 +116,9 @@ def _marks(lease: Lease, zone: tzinfo) -> Iterator[Mark]:
     for event in (*ends, *lease.late):
         kind = MARKS.get(event.kind)
         if kind is MarkKind.REFUSED:
-            yield Mark(kind, event.at_ms, f"{event.operation} refused {clock_text(event.at_ms, zone)}: {event.reason}")
+            yield Mark(kind, event.at_ms, f"{event.operation} refused {time_of_day(event.at_ms, zone)}: {event.reason}")
         elif kind is not None:
-            yield Mark(kind, event.at_ms, f"{event.kind.replace('_', ' ')} {clock_text(event.at_ms, zone)}")
+            yield Mark(kind, event.at_ms, f"{event.kind.replace('_', ' ')} {time_of_day(event.at_ms, zone)}")
 
 
 def _moments(lease: Lease) -> list[int]:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from pipelines.times import duration_text
+
 __all__ = ["Progress", "ProgressReport"]
 
 INTERVAL_S = 5.0
@@ -37,7 +39,7 @@ class ProgressReport(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.total:
             return self.doing
-        left = "" if self.seconds_left is None else f", {_duration(self.seconds_left)} left"
+        left = f", {duration_text(1_000 * self.seconds_left)} left" if self.seconds_left else ""
         return (
             f"{self.doing}: {self.done:,} of {self.total:,} ({100 * self.done // self.total} %), {self.per_s:,}/s{left}"
         )
@@ -91,17 +93,3 @@ class Progress:
             per_s=round(per_s),
             seconds_left=seconds_left,
         )
-
-
-def _duration(seconds: int) -> str:
-    """Return a time for people.
-
-    >>> _duration(42), _duration(90), _duration(7_500)
-    ('42 s', '1 min 30 s', '2 h 5 min')
-    """
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s"
-    return f"{minutes // 60} h {minutes % 60} min"

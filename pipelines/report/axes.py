@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from pipelines.explain.clock import clock_text
+from pipelines.times import time_of_day
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -52,7 +52,7 @@ def moments(begin_ms: int, end_ms: int, zone: tzinfo) -> list[tuple[int, str]]:
         form = "%H:%M:%S" if step_ms < _MIN else "%H:%M"
     found = range(first, end_ms, step_ms)
     if step_ms < _S:
-        return [(at_ms, clock_text(at_ms, zone)) for at_ms in found]
+        return [(at_ms, time_of_day(at_ms, zone)) for at_ms in found]
     return [(at_ms, datetime.fromtimestamp(at_ms / 1000, zone).strftime(form)) for at_ms in found]
 
 

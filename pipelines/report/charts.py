@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 from xml.etree import ElementTree as ET
 
 from pipelines.drawing.svg import Scale, add, percent
-from pipelines.explain.clock import duration_text, moment_text
 from pipelines.report.axes import durations, moments, number_text, round_steps
 from pipelines.report.html import Column, element, table
 from pipelines.report.period import Period
+from pipelines.times import duration_text, moment_text
 
 __all__ = ["Chart", "Series", "draw_time_axis", "figure"]
 

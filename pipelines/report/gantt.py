@@ -7,13 +7,13 @@ from xml.etree import ElementTree as ET
 
 from pipelines.drawing.lease_bars import LEASE_ROW, LeaseBar, Mark, MarkKind, draw_lease
 from pipelines.drawing.svg import Scale, add
-from pipelines.explain.clock import clock_text, duration_text
 from pipelines.explain.leases import ENDS
 from pipelines.explain.message_events import EventKind
 from pipelines.explain.timeline import MARKS
 from pipelines.report.charts import AXIS, draw_time_axis
 from pipelines.report.html import Column, table
 from pipelines.report.lane_pops import messages_of
+from pipelines.times import duration_text, time_of_day
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,8 +66,8 @@ def leases_table(leases: LaneLeases, zone: tzinfo) -> ET.Element:
         [
             _offsets(pop),
             pop.client_id or "",
-            clock_text(pop.began_ms, zone),
-            clock_text(pop.until_ms, zone),
+            time_of_day(pop.began_ms, zone),
+            time_of_day(pop.until_ms, zone),
             str(pop.attempt),
             _outcome(pop),
         ]
@@ -85,7 +85,7 @@ def _bar(pop: Pop, until_ms: int, zone: tzinfo) -> LeaseBar:
     again = f", attempt {pop.attempt}" if pop.attempt > 1 else ""
     return LeaseBar(
         label=f"{_offsets(pop)}{again} · {how} · {client}",
-        title=f"{clock_text(pop.began_ms, zone)}, for {duration_text(ended_ms - pop.began_ms)}",
+        title=f"{time_of_day(pop.began_ms, zone)}, for {duration_text(ended_ms - pop.began_ms)}",
         began_ms=pop.began_ms,
         ended_ms=ended_ms,
         until_ms=max(ended_ms, min(until_ms, pop.until_ms)),
@@ -101,7 +101,7 @@ def _marks(pop: Pop, zone: tzinfo) -> Iterator[Mark]:
             continue
         drawn.add((kind, event.at_ms))
         what = f"{event.operation} refused: {event.reason}" if kind is MarkKind.REFUSED else _named(event.kind)
-        yield Mark(kind, event.at_ms, f"{clock_text(event.at_ms, zone)} {what}")
+        yield Mark(kind, event.at_ms, f"{time_of_day(event.at_ms, zone)} {what}")
 
 
 def _offsets(pop: Pop) -> str:

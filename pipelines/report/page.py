@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.drawing.lease_bars import LEASE_STYLE
-from pipelines.explain.clock import day_text, duration_text, moment_text, zone_text
 from pipelines.report.axes import number_text
 from pipelines.report.charts import Chart, Series, figure
 from pipelines.report.gantt import gantt, leases_table
 from pipelines.report.html import document, element
 from pipelines.report.page_tables import dead_letters, lanes, quality, redelivered, refusals, slowest
 from pipelines.report.period import Period
+from pipelines.times import day_text, duration_text, moment_text, zone_name, zoned_moment_text
 from pipelines.web_style import stylesheet
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _header(report: Report, zone: tzinfo) -> ET.Element:
     parts = [
         element("h1", "popstream report"),
         element("p", element("b", report.name), *(part for badge in badges for part in (" ", badge))),
-        element("p", f"{since} to {until}, {zone_text(period.since_ms, zone)} ({length})", kind="dim"),
+        element("p", f"{since} to {until}, {zone_name(period.since_ms, zone)} ({length})", kind="dim"),
     ]
     parts += [element("p", notice, kind="notice warn", role="note") for notice in report.notices]
     return element("header", *parts, kind="stack tight")
@@ -226,7 +226,7 @@ def _leases(report: Report, zone: tzinfo) -> ET.Element:
 
 def _footer(report: Report, zone: tzinfo) -> ET.Element:
     versions = ", ".join(f"{name} {version:,}" for name, version in report.versions.items())
-    made = f"{moment_text(report.made_ms, zone)} {zone_text(report.made_ms, zone)}"
+    made = zoned_moment_text(report.made_ms, zone)
     return element(
         "footer",
         element("p", f"Made at {made} from these versions of the tables: {versions}."),

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from pipelines.drawing.svg import percent
-from pipelines.explain.clock import duration_text, moment_text
 from pipelines.explain.leases import raised_text
 from pipelines.report.html import Cell, Column, Row, element, table
+from pipelines.times import duration_text, moment_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipelines.explain.clock import moment_text
 from pipelines.report.lane_pops import read_lane_leases, require_known
 from pipelines.report.listed import (
     read_dead_letters,
@@ -17,6 +16,7 @@ from pipelines.report.listed import (
 )
 from pipelines.report.report_data import Report, Totals
 from pipelines.report.time_series import POPS, keep_pops, read_latencies, read_traffic
+from pipelines.times import moment_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

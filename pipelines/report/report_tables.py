@@ -10,8 +10,8 @@ from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.snapshot import Snapshot, open_snapshot
 from connectors.delta.tables import TABLES, table_path
 from connectors.delta.views import ENDS_ERA
-from pipelines.explain.clock import moment_text
 from pipelines.report.period import Period
+from pipelines.times import moment_text
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:

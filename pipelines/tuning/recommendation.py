@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pipelines.explain.clock import duration_text
+from pipelines.times import duration_text
 from pipelines.tuning.lease_figures import CLIENT_MESSAGES_MIN, Figures
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 

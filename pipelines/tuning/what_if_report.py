@@ -5,7 +5,7 @@ from datetime import tzinfo
 
 from rich.table import Table
 
-from pipelines.explain.clock import clock_text, day_text, duration_text, zone_text
+from pipelines.times import duration_text, zoned_moment_text
 from pipelines.tuning.handlings import Evidence
 from pipelines.tuning.tally import LaneOutcome
 from pipelines.tuning.what_if import GroupResult, WhatIf
@@ -44,10 +44,8 @@ _EVIDENCE = {
 def report_parts(found: WhatIf, zone: tzinfo) -> Iterator[Table | str]:
     """Yield what is printed."""
     settings = ", ".join(f"{_name(name)} {_value(name, value)}" for name, value in found.settings.items())
-    yield (
-        f"{found.records:,} operations from {_moment(found.from_ms, zone)} to {_moment(found.until_ms, zone)},"
-        f" after {found.base}"
-    )
+    since, until = (zoned_moment_text(at_ms, zone) for at_ms in (found.from_ms, found.until_ms))
+    yield f"{found.records:,} operations from {since} to {until}, after {found.base}"
     yield f"with {settings}"
     for group in found.groups:
         yield ""
@@ -105,7 +103,3 @@ def _value(name: str, value: object) -> str:
     if name == "back_off_ms" and isinstance(value, list):
         return ",".join(duration_text(each) for each in value) or "none"
     return duration_text(value) if name == "invisible_time_ms" and isinstance(value, int) else str(value).lower()
-
-
-def _moment(at_ms: int, zone: tzinfo) -> str:
-    return f"{day_text(at_ms, zone)} {clock_text(at_ms, zone)} {zone_text(at_ms, zone)}"

@@ -12,12 +12,13 @@ from rich.table import Table
 
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.printing import counted, print_facts, standard_output, time_text
+from pipelines.cli.printing import counted, print_facts, standard_output
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.target import Target
 from pipelines.cli.visible import visible
 from pipelines.control.client import ask
 from pipelines.control.letter_facts import LetterContent, LetterFacts
+from pipelines.times import utc_text
 from popstream import DeadLetters, Invalid, Letter, LetterHandling, LetterSelection, LettersReport, PopstreamError
 from popstream.wire.letter_handling import RedriveTarget
 
@@ -204,7 +205,7 @@ def _print_table(console: Console, letters: Sequence[Letter], *, handled: bool) 
     for letter in letters:
         numbers = (f"{letter.attempts:,}", f"{letter.redrives:,}")
         message = f"{letter.topic}/{letter.queue_id} offset {letter.queue_offset}" if letter.topic else "?"
-        texts = (letter.place, time_text(letter.given_up_ms), letter.group, message)
+        texts = (letter.place, utc_text(letter.given_up_ms), letter.group, message)
         row = [*map(escape, texts), *numbers, escape(_why(letter))]
         table.add_row(*row, *([escape(_handled_text(letter.handling))] if handled else []))
     console.print(table)
@@ -220,7 +221,7 @@ def _handled_text(handling: LetterHandling | None) -> str:
         return ""
     how = handling.action if handling.to is None else f"{handling.action} to the {handling.to}"
     comment = f": {handling.comment}" if handling.comment else ""
-    return f"{how} {time_text(handling.at_ms)} by {handling.by}{comment}"
+    return f"{how} {utc_text(handling.at_ms)} by {handling.by}{comment}"
 
 
 def _shown_facts(letter: Letter, target: Target) -> dict[str, str]:
@@ -228,14 +229,14 @@ def _shown_facts(letter: Letter, target: Target) -> dict[str, str]:
         "letter": letter.place,
         "message": f"{letter.topic}/{letter.queue_id} offset {letter.queue_offset}",
         "group": letter.group,
-        "given up": time_text(letter.given_up_ms),
+        "given up": utc_text(letter.given_up_ms),
         "attempts": str(letter.attempts),
         "reason": letter.reason,
     }
     if letter.cause is not None:
         facts["raised"] = letter.cause.removeprefix(HANDLER)
     if letter.history is not None:
-        facts["last pop"] = f"{time_text(letter.history.last_pop_time_ms)}, epoch {letter.history.epoch}"
+        facts["last pop"] = f"{utc_text(letter.history.last_pop_time_ms)}, epoch {letter.history.epoch}"
         place = f"partition {letter.history.ops_partition} offset {letter.history.ops_kafka_offset}"
         facts["given up by"] = f"the operation at {place} of {target.prefix}.ops"
     if letter.redrives:

@@ -9,12 +9,13 @@ from rich.table import Table
 
 from broker_state.consume_queue import NO_DUPLICATE, Unit
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
-from pipelines.cli.printing import standard_output, time_text
+from pipelines.cli.printing import standard_output
 from pipelines.cli.target import JobApi, JobPlace, end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import RebuildRequest, Rebuilt
 from pipelines.control.stored_answers import stored_queues
+from pipelines.times import utc_text
 from popstream.payload.payloads import Payloads
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of
@@ -170,9 +171,9 @@ def unit_text(found: FoundUnit) -> str:
     unit: Unit = found.unit
     messages = "" if unit.inner_count == 1 else f", {unit.inner_count:,} messages from {unit.message_base:,}"
     tag = f", tag {unit.tag_hash}" if unit.tag_hash else ""
-    delay = f", to be delivered at {time_text(unit.deliver_at_ms)}" if unit.deliver_at_ms else ""
+    delay = f", to be delivered at {utc_text(unit.deliver_at_ms)}" if unit.deliver_at_ms else ""
     is_first = unit.duplicate_of == NO_DUPLICATE
     repeats = "" if is_first else f", a duplicate of offset {unit.duplicate_of:,}, which no group gets"
     unreadable = "" if unit.is_readable else ", UNREADABLE: the headers of its inner batch are malformed"
-    what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {time_text(unit.store_time_ms)}"
+    what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {utc_text(unit.store_time_ms)}"
     return f"{found.by}: {what}{messages}{tag}{delay}{repeats}{unreadable}"

@@ -1,7 +1,5 @@
 """`popstream snapshot`: take a snapshot of the state, or list the snapshots."""
 
-from datetime import UTC, datetime
-
 import msgspec
 from rich.table import Table
 
@@ -17,6 +15,7 @@ from pipelines.control.client import ask
 from pipelines.control.messages import SnapshotRequest
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.take_snapshot import take_snapshot
+from pipelines.times import utc_text
 
 __all__ = ["run_list", "run_snapshot", "show_snapshot"]
 
@@ -64,7 +63,7 @@ def run_list(settings: JobSettings, *, as_json: bool) -> None:
     for column in ("snapshot", "taken at", "apply_seq", "bytes"):
         table.add_column(column, justify="left" if column in {"snapshot", "taken at"} else "right", overflow="fold")
     for snapshot in snapshots:
-        taken = datetime.fromtimestamp(snapshot.taken_at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+        taken = utc_text(snapshot.taken_at_ms // 1000 * 1000)  # the second of its name
         table.add_row(snapshot.id, taken, f"{snapshot.applied.apply_seq:,}", f"{snapshot.size:,}")
     standard_output().print(table if snapshots else "there are no snapshots")
 

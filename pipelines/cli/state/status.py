@@ -1,7 +1,7 @@
 """`popstream status`: status of the running job, or its stored state."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 from rich.console import Console
@@ -18,6 +18,7 @@ from pipelines.control.cluster_report import ClusterReport
 from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import OwnerView, Status, StatusRequest
 from pipelines.control.stored_answers import stored_status
+from pipelines.times import utc_text
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 __all__ = ["run_ready", "run_status", "show_status", "status_of"]
@@ -168,7 +169,7 @@ def _cluster_facts(cluster: ClusterReport) -> Iterator[tuple[str, str]]:
     for query in cluster.queries:
         state = f"; state of {query.state_keys:,} keys, {_mb(query.state_bytes)} in memory" if query.state_keys else ""
         what = f"micro-batch {query.batch_id:,} of {query.records:,} records in {query.seconds:g} s"
-        yield f"query {query.name}", f"{what}, at {_moment(query.at_ms)}; {query.behind:,} records behind{state}"
+        yield f"query {query.name}", f"{what}, at {utc_text(query.at_ms)}; {query.behind:,} records behind{state}"
     if cluster.audit_failures:
         yield "tables", f"the query that writes them has failed {cluster.audit_failures:,} times: see the log"
 
@@ -188,7 +189,7 @@ def _mb(size: int | None) -> str:
 def _owner_text(owner: OwnerView) -> str:
     state = f"state {owner.state}" if owner.state else "a state that has decided nothing yet"
     took_over = f", taken over from {owner.took_over_from}" if owner.took_over_from else ""
-    return f"{state} on {owner.host} since {_moment(owner.since_ms)}, term {owner.term}{took_over}"
+    return f"{state} on {owner.host} since {utc_text(owner.since_ms)}, term {owner.term}{took_over}"
 
 
 def _print_detail(console: Console, name: str, detail: LaneDetail) -> None:
@@ -198,26 +199,22 @@ def _print_detail(console: Console, name: str, detail: LaneDetail) -> None:
     if batch is not None:
         attempt = f", attempt id {batch.attempt_id}" if batch.attempt_id else ""
         facts["popped"] = (
-            f"{batch.members:,} messages in {batch.first:,}..{batch.last:,} at {_moment(batch.pop_time_ms)}, "
+            f"{batch.members:,} messages in {batch.first:,}..{batch.last:,} at {utc_text(batch.pop_time_ms)}, "
             f"{batch.acked:,} acked{attempt}"
         )
-        facts["free"] = "now" if batch.free_at_ms is None else f"at {_moment(batch.free_at_ms)}, or when all are acked"
+        facts["free"] = "now" if batch.free_at_ms is None else f"at {utc_text(batch.free_at_ms)}, or when all are acked"
         for number, run in enumerate(batch.unacked):
             until = (
-                f"until {_moment(run.next_visible_ms)}, attempt {run.attempt}{', suspended' if run.suspended else ''}"
+                f"until {utc_text(run.next_visible_ms)}, attempt {run.attempt}{', suspended' if run.suspended else ''}"
             )
             facts["not acked" if not number else " " * number] = f"{run.first:,}..{run.last:,} {until}"
     for number, pop in enumerate(detail.waiting):
         facts["waiting" if not number else f"waiting {number + 1}"] = (
-            f"{pop.client_id or 'no client id'} for {pop.max_messages:,} until {_moment(pop.until_ms)}"
+            f"{pop.client_id or 'no client id'} for {pop.max_messages:,} until {utc_text(pop.until_ms)}"
         )
     if facts:
         console.print(escape(name), style="bold")
         print_facts(console, facts)
-
-
-def _moment(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _print_queues(console: Console, status: Status) -> None:

@@ -12,8 +12,8 @@ from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import table_path
 from pipelines.cli.visible import visible
-from pipelines.explain.clock import duration_text
 from pipelines.process.signals import interrupted_by_signals
+from pipelines.times import duration_text
 from pipelines.tuning.lease_figures import LANES_SQL, Figures, figures_of
 from pipelines.tuning.recommendation import Recommendation, recommendations
 from popstream.wire.base_errors import Invalid

@@ -44,7 +44,7 @@ def test_it_tells_what_would_have_changed_and_what_it_takes_for_granted() -> Non
     assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == (
-        f"{len(HISTORY.records)} operations from 2026-11-21 12:00:00.000 UTC to 2026-11-21 12:03:25.400 UTC,"
+        f"{len(HISTORY.records)} operations from 2026-11-21 12:00:00 UTC to 2026-11-21 12:03:25.400 UTC,"
         " after an empty state"
     )
     assert lines[1:4] == ["with invisible time 1 min", "", "g in orders"]
