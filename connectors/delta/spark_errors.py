@@ -15,11 +15,12 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from connectors.delta.damage import damaged_data_file, size_problem
 from connectors.delta.log.table_log import checkpoint_damage, read_data_files
+from connectors.java_errors import first_line, java_text
 from popstream.wire.base_errors import Corrupt, PopstreamError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = ["SPARK_ERRORS", "SparkError", "damage_in", "require_undamaged", "spar
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
 
-_TEXT_MAX: Final = 500
 _FILE_ERROR: Final = re.compile(r"READ_FILE|FileNotFound|no such file|parquet|checksum|corrupt|compress", re.IGNORECASE)
 """In the text of an error that may come from the content of a file."""
 
@@ -48,7 +48,7 @@ def require_undamaged(*tables: Path) -> Iterator[None]:
     try:
         yield
     except SPARK_ERRORS as error:
-        is_of_file = _FILE_ERROR.search(_text(error)) is not None
+        is_of_file = _FILE_ERROR.search(java_text(error)) is not None
         for table in tables:
             if (damage := damage_in(table, read_all=is_of_file)) is not None:
                 raise damage from error
@@ -66,15 +66,7 @@ def spark_errors_kept() -> Iterator[None]:
 
 def spark_text(error: BaseException) -> str:
     """Return the first line of an error of Spark."""
-    first, *_ = _text(error).strip().splitlines() or ["it gave no reason"]
-    return f"Spark failed ({type(error).__name__}): {first[:_TEXT_MAX]}"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error.java_exception.toString() if isinstance(error, Py4JJavaError) else error)
-    except Exception:  # noqa: BLE001 - the JVM has ended
-        return ""
+    return f"Spark failed ({type(error).__name__}): {first_line(error)}"
 
 
 def damage_in(table: Path, *, read_all: bool = True) -> Corrupt | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
 
+from connectors.java_errors import first_line
 from popstream.wire.base_errors import Unavailable
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ class NewFile:
         return True
 
     def _unreachable(self, error: Py4JJavaError) -> Unavailable:
-        said = str(error.java_exception.toString()).splitlines()[0][:400]
-        return Unavailable(f"{self._url} cannot be written: {said}", subject=self._url)
+        return Unavailable(f"{self._url} cannot be written: {first_line(error)}", subject=self._url)
 
 
 def _is_lost(error: Py4JJavaError) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from connectors.java_errors import first_line
 from connectors.spark_cluster.new_file import NewFile
 from popstream.wire.base_errors import Unavailable
 
@@ -113,5 +114,4 @@ class HadoopFile:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Py4JJavaError) -> Unavailable:
-        said = str(error.java_exception.toString()).splitlines()[0][:400]
-        return Unavailable(f"{self.url} cannot be reached: {said}", subject=self.url)
+        return Unavailable(f"{self.url} cannot be reached: {first_line(error)}", subject=self.url)

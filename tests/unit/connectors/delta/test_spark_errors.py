@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec import json
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
 from connectors.delta.spark_errors import SparkError, damage_in, require_undamaged, spark_errors_kept, spark_text
 from pipelines.cli.exits import described, exit_code
 from popstream.wire.base_errors import Corrupt
+from tests.support.java_error import ended_java_error, java_error
 from tests.support.left_behind import damage
 
 if TYPE_CHECKING:
@@ -22,25 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ADVICE = "bring it back from a copy, or run `popstream restore --rebuild operations`"
-
-
-class Ended:
-    """Stands for the exception in a JVM that has ended."""
-
-    def toString(self) -> str:  # noqa: N802 - as Java has it
-        message = "Answer from Java side is empty"
-        raise Py4JError(message)
-
-
-def java_error(text: str) -> Py4JJavaError:
-    class Throwable(Ended):
-        _target_id = "o1"
-        _gateway_client: Any = None
-
-        def toString(self) -> str:  # noqa: N802 - as Java has it
-            return text
-
-    return Py4JJavaError("An error occurred", Throwable())
 
 
 @pytest.fixture
@@ -126,6 +107,4 @@ def test_the_text_of_an_error_outlives_the_jvm() -> None:
         raise java_error("java.lang.IllegalStateException: no\n\tat x")
     assert described(raised.value) == "Spark failed (Py4JJavaError): java.lang.IllegalStateException: no"
     assert exit_code(raised.value) == 1
-    ended = java_error("")
-    ended.java_exception = Ended()
-    assert spark_text(ended) == "Spark failed (Py4JJavaError): it gave no reason"
+    assert spark_text(ended_java_error()) == "Spark failed (Py4JJavaError): it gave no reason"

@@ -1,0 +1,29 @@
+"""The text of an error that a JVM raised, which PySpark asks it for: it is lost with the JVM."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+
+__all__ = ["first_line", "java_text"]
+
+_LINE_MAX: Final = 500
+
+
+def java_text(error: BaseException) -> str:
+    """Return the text of an error of Java or PySpark, without the place in this program; empty: its JVM has ended."""
+    try:
+        return str(error.java_exception.toString() if isinstance(error, Py4JJavaError) else error)
+    except Exception:  # noqa: BLE001 - py4j raises errors of many types then
+        return ""
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of that text, of 500 characters at most.
+
+    >>> first_line(ValueError("no such folder\nat java.io")), first_line(ValueError())
+    ('no such folder', 'it gave no reason')
+    """
+    first, *_ = java_text(error).strip().splitlines() or ["it gave no reason"]
+    return first[:_LINE_MAX]

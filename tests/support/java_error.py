@@ -1,0 +1,35 @@
+"""An error of a JVM, without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+
+
+class Ended:
+    """Stands for the exception in a JVM that has ended."""
+
+    def toString(self) -> str:  # noqa: N802 - as Java has it
+        message = "Answer from Java side is empty"
+        raise Py4JError(message)
+
+
+def java_error(text: str) -> Py4JJavaError:
+    """Return an error whose exception has a text."""
+
+    class Throwable(Ended):
+        _target_id = "o1"
+        _gateway_client: Any = None
+
+        def toString(self) -> str:  # noqa: N802 - as Java has it
+            return text
+
+    return Py4JJavaError("An error occurred", Throwable())
+
+
+def ended_java_error() -> Py4JJavaError:
+    """Return an error whose JVM has ended since."""
+    error = java_error("")
+    error.java_exception = Ended()
+    return error
