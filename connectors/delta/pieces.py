@@ -22,16 +22,16 @@ import pyarrow.parquet as pq
 
 from connectors.delta.damage import damaged_data_file
 from connectors.delta.history_start import first_ms_of
-from connectors.delta.log.table_log import read_data_files
+from connectors.delta.log.table_log import read_data_files, require_readable
 from connectors.delta.rows import with_lacking
 from connectors.delta.schemas import arrow_schema
-from popstream.wire.base_errors import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from connectors.delta.log.table_log import DataFile, DataFiles
+    from connectors.delta.log.table_log import DataFile
     from connectors.delta.tables import Table
 
 __all__ = [
@@ -48,8 +48,6 @@ __all__ = [
 
 Span = tuple[int, int]
 """[first offset, end offset) of a source."""
-
-_READER_VERSION_MAX = 1
 
 
 class TablePiece(msgspec.Struct, frozen=True, array_like=True):
@@ -109,7 +107,7 @@ def find_pieces(
     found = read_data_files(table)
     if found is None:
         return PiecedTable(-1, "", [])
-    _require_readable(table, found)
+    require_readable(table, found)
     pieces = []
     for file in sorted(found.files, key=lambda file: (file.modification_ms, file.path)):
         path = unquote(file.path)
@@ -162,7 +160,7 @@ def each_batch(path: Path, version: int, table: Table, *, since: dt.date | None 
     found = read_data_files(path, version)
     if found is None:
         return
-    _require_readable(path, found)
+    require_readable(path, found)
     schema = arrow_schema(table)
     for file in found.files:
         of_file = {
@@ -185,12 +183,6 @@ def each_batch(path: Path, version: int, table: Table, *, since: dt.date | None 
 
 def _as_in(schema: pa.Schema, rows: pa.Table, may_lack: Collection[str]) -> pa.Table:
     return with_lacking(rows, schema, may_lack).select(schema.names).cast(schema)
-
-
-def _require_readable(table: Path, found: DataFiles) -> None:
-    if found.protocol[0] > _READER_VERSION_MAX:
-        message = f"{table.name} needs reader version {found.protocol[0]} of Delta, which this version does not support"
-        raise Invalid(message, subject=table.name)
 
 
 def rows_between(rows: pa.Table, source: str, offset: str, spans: Mapping[int, Span]) -> pa.Table:

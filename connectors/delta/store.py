@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from connectors.delta.damage import how_to_repair
-from connectors.delta.log.table_log import read_table_log, require_table_log
+from connectors.delta.log.table_log import read_table_log, require_readable, require_table_log
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import Column, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -49,7 +49,6 @@ _CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
 _FORGETS_TRANSACTIONS: Final = "delta.setTransactionRetentionDuration"
 """After this time Delta forgets a transaction, and accepts the same rows again (measured)."""
 
-_READER_MAX: Final = 1
 _WRITER_MAX: Final = 2
 _WITH_FEATURES: Final = 7
 _FEATURES: Final = {
@@ -150,9 +149,7 @@ def require_rewritable(path: Path, table: Table, found: DataFiles) -> None:
             could not read files of this process.
         Corrupt: Its log cannot be read.
     """
-    if found.protocol[0] > _READER_MAX:
-        message = f"{table.name} needs reader version {found.protocol[0]} of Delta: its files cannot be written again"
-        raise Invalid(message, subject=table.name)
+    require_readable(path, found)
     require_appendable(path, table)
     owner = path.stat().st_uid
     if os.geteuid() == 0 and owner != 0:

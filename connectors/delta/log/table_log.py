@@ -10,27 +10,32 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from connectors.delta.damage import how_to_repair
 from connectors.delta.log.actions import Action, MetaData, Protocol, read_actions
-from popstream.wire.base_errors import Corrupt, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 __all__ = [
+    "READER_VERSION_MAX",
     "DataFile",
     "DataFiles",
     "TableLog",
     "checkpoint_damage",
     "read_data_files",
     "read_table_log",
+    "require_readable",
     "require_table_log",
 ]
+
+READER_VERSION_MAX: Final = 1
+"""Above it a row of a file may be none of the table, or have its columns under other names."""
 
 Reconciled = TypeVar("Reconciled")
 Found = TypeVar("Found")
@@ -82,14 +87,14 @@ class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: The version.
-        protocol: Required reader and writer versions.
+        protocol: What readers and writers need.
         schema: JSON of Spark's StructType.
         files: The files, in no particular order.
         txns: The last `txnVersion` by `txnAppId`.
     """
 
     version: int
-    protocol: tuple[int, int]
+    protocol: Protocol
     schema: str
     files: list[DataFile]
     txns: dict[str, int]
@@ -125,6 +130,21 @@ def read_data_files(table: Path, version: int | None = None) -> DataFiles | None
         Corrupt: As in `read_table_log`.
     """
     return _reconciled(table, version, ("txn", "protocol", "metaData", "add", "remove"), _data_files)
+
+
+def require_readable(table: Path, found: DataFiles) -> None:
+    """Refuse a table whose files alone do not say which rows it has.
+
+    Raises:
+        Invalid: It needs a reader version of Delta above `READER_VERSION_MAX`.
+    """
+    wanted = found.protocol.min_reader_version
+    if wanted > READER_VERSION_MAX:
+        message = (
+            f"{table.name} needs reader version {wanted} of Delta: without Spark its files can neither be read nor be"
+            " written again"
+        )
+        raise Invalid(message, subject=table.name)
 
 
 def checkpoint_damage(table: Path) -> Corrupt | None:
@@ -209,10 +229,13 @@ def _data_files(table: Path, version: int, actions: Iterator[Action]) -> DataFil
             )
         elif action.remove is not None:
             files.pop(action.remove.path, None)
-    protocol = _required(protocol, table, "protocol")
-    schema = _required(metadata, table, "metaData").schema_string
-    versions = (protocol.min_reader_version, protocol.min_writer_version)
-    return DataFiles(version=version, protocol=versions, schema=schema, files=list(files.values()), txns=txns)
+    return DataFiles(
+        version=version,
+        protocol=_required(protocol, table, "protocol"),
+        schema=_required(metadata, table, "metaData").schema_string,
+        files=list(files.values()),
+        txns=txns,
+    )
 
 
 def _required(action: Found | None, table: Path, what: str) -> Found:
