@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from connectors.delta.snapshot import DataFile, Snapshot
+    from connectors.delta.snapshot import FileBounds, Snapshot
 
 __all__ = ["SAMPLE_ROWS_MAX", "OpenedTables", "pinned_versions"]
 
@@ -171,8 +171,8 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
         for snapshot in snapshots:
             table = snapshot.path.name
             day = TABLES[table].partitioned_by or ""
-            earlier: list[DataFile] = []
-            judged: list[DataFile] = []
+            earlier: list[FileBounds] = []
+            judged: list[FileBounds] = []
             for file in snapshot.files:
                 (judged if self.scope.has(table, file.least.get(day)) else earlier).append(file)
             self._tables.define(f"new_{table}", rows_of(snapshot, judged))

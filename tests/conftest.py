@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from connectors.jars.resolve import kafka_jars, spark_jars
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
 from tests.support.pytest_hooks.file_report import FileReport
 from tests.support.pytest_hooks.schedule import LightAndHeavyScheduling
 
@@ -55,14 +55,14 @@ def kafka_jar_files() -> list[Path]:
 def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
     """One broker for all tests that only need one; never stop it or change its settings."""
     folder, settings = tmp_path_factory.mktemp("kafka"), {"log.cleaner.backoff.ms": "200"}  # by default 15 s
-    with EmbeddedKafka(folder, jars=kafka_jar_files, settings=settings, java_options=SHORT_LIVED) as broker:
+    with EmbeddedKafka(folder, jars=kafka_jar_files, settings=settings, java_options=SHORT_LIVED_JVM) as broker:
         yield broker
 
 
 @pytest.fixture
 def own_kafka(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
     """A broker that the test may break."""
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files, java_options=SHORT_LIVED) as broker:
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files, java_options=SHORT_LIVED_JVM) as broker:
         yield broker
 
 

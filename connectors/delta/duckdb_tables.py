@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from connectors.delta.snapshot import DataFile, Snapshot
+    from connectors.delta.snapshot import FileBounds, Snapshot
 
 __all__ = ["MEMORY", "SPILLED_MAX", "DuckDbTables", "described_error", "require_reading", "tables_in"]
 
@@ -203,7 +203,7 @@ def described_error(error: duckdb.Error) -> str:
     return " ".join(str(error).partition("\nLINE ")[0].split()) or type(error).__name__
 
 
-def rows_of(snapshot: Snapshot, files: Sequence[DataFile]) -> str:
+def rows_of(snapshot: Snapshot, files: Sequence[FileBounds]) -> str:
     """Return a query for the rows in some files of a table, with the columns of the table."""
     columns = {name: _TYPES.get(kind, kind) for name, kind in snapshot.columns.items()}
     if not files:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import date, datetime
     from pathlib import Path
 
-__all__ = ["DataFile", "Snapshot", "open_snapshot"]
+__all__ = ["FileBounds", "Snapshot", "open_snapshot"]
 
 _WITH_FEATURES: Final = 3
 _READABLE_FEATURES: Final = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
@@ -29,8 +29,8 @@ _TEXT_MAX: Final = 300
 _MAPPING: Final = "delta.columnMapping.mode"
 
 
-class DataFile(NamedTuple):
-    """A file with rows.
+class FileBounds(NamedTuple):
+    """A file with rows, and the bounds of their values.
 
     Attributes:
         path: The file.
@@ -73,7 +73,7 @@ class Snapshot:
     version: int
     columns: dict[str, str]
     partitioned_by: Sequence[str]
-    files: list[DataFile] = field(repr=False)
+    files: list[FileBounds] = field(repr=False)
     first_day: date | None = None
 
 
@@ -156,7 +156,7 @@ def _columns(path: Path, log: DeltaTable) -> dict[str, str]:
     return columns
 
 
-def _files(path: Path, log: DeltaTable) -> list[DataFile]:
+def _files(path: Path, log: DeltaTable) -> list[FileBounds]:
     adds = log.get_add_actions(flatten=True)
     least, greatest, nulls, values = (
         {name.removeprefix(prefix): adds[name].to_pylist() for name in adds.column_names if name.startswith(prefix)}
@@ -166,7 +166,7 @@ def _files(path: Path, log: DeltaTable) -> list[DataFile]:
     greatest |= values
     facts = zip(adds["path"].to_pylist(), adds["size_bytes"].to_pylist(), adds["num_records"].to_pylist(), strict=True)
     return [
-        DataFile(
+        FileBounds(
             path / unquote(name),
             size,
             {column: each[place] for column, each in least.items()},

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from connectors.kafka.broker_security import BrokerSecurity
 
-__all__ = ["SHORT_LIVED", "EmbeddedKafka"]
+__all__ = ["SHORT_LIVED_JVM", "EmbeddedKafka"]
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
 STOP_GRACE_S = 20.0
 STARTS_MAX = 4
 PORT_TAKEN_SIGN = "Address already in use"
-SHORT_LIVED: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+SHORT_LIVED_JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """Flags for a JVM that ends within a minute or two: its start costs half of the CPU time."""
 
 
@@ -52,7 +52,7 @@ class EmbeddedKafka:
         heap_mb: Java heap in MiB. Resident memory is about 150 MiB more.
         settings: Broker settings that override the defaults here, as in server.properties.
         security: Encryption, authentication and ACLs; None: none of them.
-        java_options: Flags of the broker's JVM; `SHORT_LIVED` for tests.
+        java_options: Flags of the broker's JVM; `SHORT_LIVED_JVM` for tests.
         start_timeout_s: Seconds that a start may take.
         stop_grace_s: Seconds that a stop may take before the broker is killed.
     """
@@ -195,7 +195,7 @@ class EmbeddedKafka:
             Invalid: Java or a jar is missing.
             Unavailable: The tool did not end in time.
         """
-        command = [*self._java(256, [*SHORT_LIVED, *java_options]), main_class, *arguments]
+        command = [*self._java(256, [*SHORT_LIVED_JVM, *java_options]), main_class, *arguments]
         try:
             return subprocess.run(  # noqa: S603 - the command is ours
                 command, input=input_text, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -42,7 +42,7 @@ DAY_MS = 24 * HOUR_MS
 PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - len(".dead_letters_handled")
 RESULTS_BYTES_MIN = 1024 * 1024
 # Retention deletes whole segments: without a new one every ten minutes, records would stay for a week.
-SHORT_LIVED = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segment.ms": "600000"}
+SHORT_LIVED_RECORDS = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segment.ms": "600000"}
 
 
 class Topics(msgspec.Struct, frozen=True):
@@ -255,12 +255,12 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
         "retention.bytes": str(FOREVER),
         "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX),
     }
-    results = SHORT_LIVED | {"max.message.bytes": str(4 * RESULTS_BYTES_MIN)}
+    results = SHORT_LIVED_RECORDS | {"max.message.bytes": str(4 * RESULTS_BYTES_MIN)}
     copies = settings.replication_factor
     return [
         NewTopic(topics.ops, settings.ops_partitions, copies, ops),
         NewTopic(topics.results, settings.results_partitions, copies, results),
-        NewTopic(topics.notifications, settings.notifications_partitions, copies, SHORT_LIVED),
+        NewTopic(topics.notifications, settings.notifications_partitions, copies, SHORT_LIVED_RECORDS),
         NewTopic(topics.dead_letters, settings.dead_letters_partitions, copies, dead_letters),
         NewTopic(topics.dead_letters_handled, 1, copies, {"cleanup.policy": "compact"}),
         NewTopic(topics.queue_types, 1, copies, {"cleanup.policy": "compact"}),

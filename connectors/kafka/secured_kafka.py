@@ -20,7 +20,7 @@ from kafka.admin import (
 
 from connectors.kafka.broker_security import SCRAM, BrokerSecurity
 from connectors.kafka.certificates import Authority
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Unavailable
 
@@ -118,7 +118,7 @@ def running(
     jars: Sequence[Path] | None = None,
     *,
     settings: Mapping[str, str] | None = None,
-    java_options: Sequence[str] = SHORT_LIVED,
+    java_options: Sequence[str] = SHORT_LIVED_JVM,
     **options: Any,  # noqa: ANN401 - those of BrokerSecurity
 ) -> Iterator[SecuredKafka]:
     """Run a broker with its own settings.

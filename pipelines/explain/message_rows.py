@@ -16,7 +16,7 @@ from popstream.wire.base_errors import Invalid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from connectors.delta.snapshot import DataFile, Snapshot
+    from connectors.delta.snapshot import FileBounds, Snapshot
 
 __all__ = ["read_message_rows", "require_known"]
 
@@ -140,7 +140,7 @@ def _rows(
 
 
 def _files_about(delta_root: Path, topic: str, queue_id: int, queue_offset: int) -> list[Snapshot]:
-    def may_have(name: str, file: DataFile) -> bool:
+    def may_have(name: str, file: FileBounds) -> bool:
         if name == "consume_queue":
             return file.may_have("queue_offset", queue_offset, queue_offset)
         if name == "commit_positions":

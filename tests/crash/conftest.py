@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaProducer
 
 from connectors.jars.resolve import kafka_jars
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
 from popstream.kafka_connection import KafkaConnection
 from tests.crash.job_site import Site, send, work
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A broker that outlives the jobs that are killed, with messages for their dead letters."""
     with EmbeddedKafka(
-        tmp_path_factory.mktemp("kafka"), jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED
+        tmp_path_factory.mktemp("kafka"), jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED_JVM
     ) as running:
         # The other queues that clients use have no Kafka topic: their dead letters can only be coordinates.
         create_message_topic(running.connection, "orders", 2)

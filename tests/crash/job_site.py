@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from checkpoints.layout import JobFolder
 from connectors.jars.resolve import kafka_jars
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
 from pipelines.control.job_file import JobFile
 from popstream.consumer import Consumer
 from popstream.producer import Producer
@@ -158,7 +158,7 @@ class Site:
     @contextlib.contextmanager
     def kafka(self) -> Iterator[str]:
         """Its broker, without a job."""
-        with EmbeddedKafka(self.folder.kafka, jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED) as broker:
+        with EmbeddedKafka(self.folder.kafka, jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED_JVM) as broker:
             yield broker.bootstrap_servers
 
 

@@ -19,7 +19,7 @@ from kafka.admin import KafkaAdminClient
 
 from broker_state.store.rocks_store import RocksStore
 from connectors.jars.resolve import kafka_jars
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.quarantine import Quarantine
@@ -92,7 +92,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED) as kafka:
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED_JVM) as kafka:
         yield Scene(kafka, tmp_path / "job")
 
 

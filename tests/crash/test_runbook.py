@@ -26,7 +26,7 @@ from broker_state.store.overlay import STATE
 from broker_state.store.rocks_store import RocksStore
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.jars.resolve import kafka_jars
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import create_message_topic
 from popstream.consumer import Consumer
@@ -209,7 +209,7 @@ def test_another_disk(played: Site, tmp_path: Path, kept: list[str], sources: tu
 
 def test_partitions_that_somebody_added(tmp_path: Path) -> None:
     site = Site(tmp_path / "job")
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED) as broker:
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED_JVM) as broker:
         servers = broker.bootstrap_servers
         own_kafka = ("--bootstrap-servers", servers)
         create_message_topic(KafkaConnection(servers), "orders", 2)

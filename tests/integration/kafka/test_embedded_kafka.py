@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from connectors.kafka import broker_folder
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream.exchange.partitioner import partition_of
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
@@ -34,8 +34,8 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from connectors.jars.resolve import kafka_jars
-from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
-with EmbeddedKafka(Path(sys.argv[1]), jars=kafka_jars(Path("var")), heap_mb=256, java_options=SHORT_LIVED) as kafka:
+from connectors.kafka.embedded import SHORT_LIVED_JVM, EmbeddedKafka
+with EmbeddedKafka(Path(sys.argv[1]), jars=kafka_jars(Path("var")), heap_mb=256, java_options=SHORT_LIVED_JVM) as kafka:
     print(kafka.pid, flush=True)
     time.sleep(600)
 """
@@ -87,7 +87,7 @@ def is_gone_soon(pid: int) -> bool:
 
 def test_records_survive_stop_kill_and_move_to_other_ports(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
     """Restarts in one process keep the address; a new object finds the same cluster."""
-    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED) as broker:
+    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED_JVM) as broker:
         created = create_message_topic(broker.connection, "kept", 2)
         send(broker, "kept", b"before")
         address, first_pid = broker.bootstrap_servers, broker.pid
@@ -99,7 +99,7 @@ def test_records_survive_stop_kill_and_move_to_other_ports(tmp_path: Path, kafka
         assert not broker.is_running
         broker.start()
         assert values_of(broker, "kept", 2) == [b"before", b"after restart"]
-    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED) as broker:
+    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED_JVM) as broker:
         assert describe(broker.connection, ["kept", "unknown"]) == {"kept": created}
         assert values_of(broker, "kept", 2) == [b"before", b"after restart"]
 
@@ -114,7 +114,7 @@ def test_two_brokers_know_nothing_of_each_other(
     """And the second cannot use the folder of the first."""
     monkeypatch.setattr(broker_folder, "LOCK_WAIT_S", 0.2)
     create_message_topic(kafka.connection, topic_prefix, 1)
-    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED) as other:
+    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED_JVM) as other:
         assert other.bootstrap_servers != kafka.bootstrap_servers
         assert describe(other.connection, [topic_prefix]) == {}
         send(kafka, topic_prefix, b"here")
@@ -188,7 +188,7 @@ def test_broker_ends_with_its_parent(ending: signal.Signals, tmp_path: Path, kaf
         os.killpg(parent.pid, ending)
         assert parent.wait(GONE_WITHIN_S) != 0
     if ending == signal.SIGKILL:
-        with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED):
+        with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED_JVM):
             assert not is_alive(pid)
     assert is_gone_soon(pid)
 
@@ -196,7 +196,7 @@ def test_broker_ends_with_its_parent(ending: signal.Signals, tmp_path: Path, kaf
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of the death of its parent")
 def test_broker_ends_with_its_watchdog(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
     """The process between us and the broker may be killed too, and we notice."""
-    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED) as broker:
+    with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED_JVM) as broker:
         pid = broker.pid
         watchdog_pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
         os.kill(watchdog_pid, signal.SIGKILL)
