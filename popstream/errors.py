@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ class NotDispatched(Unavailable):
         ranges: The inclusive ranges of queue offsets, for each (topic, queue_id).
     """
 
-    def __init__(self, message: str, *, ranges: dict[tuple[str, int], list[tuple[int, int]]]) -> None:
+    def __init__(self, message: str, *, ranges: dict[QueueName, list[tuple[int, int]]]) -> None:
         details = [f"{topic}/{queue_id}: {spans}" for (topic, queue_id), spans in sorted(ranges.items())]
         super().__init__(message, details=details)
         self.ranges = ranges

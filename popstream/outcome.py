@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 __all__ = [
     "Headers",
     "Outcome",
-    "QueueKey",
     "Receipt",
     "ReceiptHandle",
     "Record",
@@ -22,8 +22,6 @@ __all__ = [
 
 Headers = Sequence[tuple[str, bytes | None]]
 """Headers of a record: names and values; names may repeat."""
-QueueKey = tuple[str, int]
-"""(topic, queue_id): the queue_id is the Kafka partition."""
 
 
 class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
@@ -120,7 +118,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     inner_index: int = 0
 
 
-def queue_of(receipt: Receipt) -> QueueKey:
+def queue_of(receipt: Receipt) -> QueueName:
     """Return the queue of a message or receipt."""
     return (receipt.topic, receipt.queue_id)
 

@@ -31,6 +31,7 @@ from pipelines.decide_ops.order import TurnLength, in_turns, order
 from pipelines.failpoints import failpoint
 from pipelines.laps import Lap, seconds_of
 from popstream.wire.base_errors import PopstreamError
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["STEPS", "MicroBatchApplier", "MicroBatchReport", "RecordSource"]
 
@@ -103,7 +104,7 @@ class MicroBatchReport:
         """The seconds of `fetch` and of each step."""
         return seconds_of(self.lap)
 
-    def deadlines(self) -> dict[tuple[str, int], int]:
+    def deadlines(self) -> dict[QueueName, int]:
         """Return the earliest deadline of each queue that it touched, in ms."""
         return {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in self.touched}
 

@@ -7,6 +7,7 @@ from kafka import KafkaProducer
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["TickProducer"]
 
@@ -34,7 +35,7 @@ class TickProducer:
             linger_ms=0,
         )
 
-    def send(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
+    def send(self, queue: QueueName, value: bytes, answered: Callable[[int | None], None]) -> None:
         """Send a tick to (topic, queue id); `answered` gets its append time in ms, or None if it could not be sent."""
         key = ops_key(*queue)
         partition = partition_of(key, self._partition_count)

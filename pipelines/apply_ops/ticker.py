@@ -14,6 +14,7 @@ import structlog
 
 from broker_state.store.keys import NEVER_MS
 from popstream.wire.command import Tick, encode_command
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["Ticker"]
 
@@ -60,16 +61,16 @@ class Ticker:
 
     def __init__(
         self,
-        send: Callable[[tuple[str, int], bytes, Callable[[int | None], None]], None],
+        send: Callable[[QueueName, bytes, Callable[[int | None], None]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._send = send
         self._on_failure = on_failure
         self._lock = threading.Condition()
-        self._due_ms: dict[tuple[str, int], int] = {}
-        self._next_due: list[tuple[int, tuple[str, int]]] = []
+        self._due_ms: dict[QueueName, int] = {}
+        self._next_due: list[tuple[int, QueueName]] = []
         """A heap of what is due; entries that `_due_ms` no longer has are passed over."""
-        self._unanswered: dict[tuple[str, int], _SentTick] = {}
+        self._unanswered: dict[QueueName, _SentTick] = {}
         self._broker_ms = 0
         self._broker_seen_at = time.monotonic()
         self._behind_until_s = float("inf")
@@ -88,7 +89,7 @@ class Ticker:
         if self._thread.is_alive():
             self._thread.join()
 
-    def learn(self, deadlines: Mapping[tuple[str, int], int], append_ms: int, *, behind: bool) -> None:
+    def learn(self, deadlines: Mapping[QueueName, int], append_ms: int, *, behind: bool) -> None:
         """Take over what a micro-batch left.
 
         Args:
@@ -141,7 +142,7 @@ class Ticker:
         except Exception as error:  # noqa: BLE001 - any error ends the job, which reports it
             self._on_failure(error)
 
-    def _next(self) -> tuple[float, tuple[str, int] | None]:
+    def _next(self) -> tuple[float, QueueName | None]:
         """Return the seconds to wait, and the queue to tick now or None."""
         if (behind_s := self._behind_until_s - time.monotonic()) > 0:
             return min(behind_s, _IDLE_S), None
@@ -157,7 +158,7 @@ class Ticker:
             return 0.0, queue
         return _IDLE_S, None
 
-    def _sent(self, queue: tuple[str, int], append_ms: int | None) -> None:
+    def _sent(self, queue: QueueName, append_ms: int | None) -> None:
         """Handle the append time of a tick, or None if the broker did not accept it."""
         with self._lock:
             tick = self._unanswered.get(queue)
@@ -174,7 +175,7 @@ class Ticker:
                     del self._unanswered[queue]
                     self._look_again(queue)
 
-    def _look_again(self, queue: tuple[str, int]) -> None:
+    def _look_again(self, queue: QueueName) -> None:
         """Put the deadline of a queue whose tick is no longer unanswered back among those that are due."""
         if (due_ms := self._due_ms.get(queue)) is not None:
             heapq.heappush(self._next_due, (due_ms, queue))

@@ -42,12 +42,13 @@ from pipelines.build_consume_queue.builder_records import (
 from pipelines.build_consume_queue.builder_write_batch import BuilderWriteBatch
 from pipelines.build_consume_queue.stored_ids import NO_IDS, StoredIds, read_id_counts
 from pipelines.build_units.accepted_ids import DedupRule, IdCounts, accepted_ids
-from pipelines.build_units.queue_change import LogFacts, Queue, appended, updated
+from pipelines.build_units.queue_change import LogFacts, appended, updated
 from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType, encode_command
 from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["Builder"]
 
@@ -119,7 +120,7 @@ class Builder:
                     self._update_queue(write_batch, (topic.name, queue_id), topic.topic_id, queue_type, start)
             return self._write(write_batch)
 
-    def append(self, scans: Mapping[Queue, Scan]) -> list[Entry]:
+    def append(self, scans: Mapping[QueueName, Scan]) -> list[Entry]:
         """Add units at the ends of queues.
 
         Args:
@@ -145,7 +146,7 @@ class Builder:
                 write_batch.add_span(queue, known, first_offset, fresh.end_offset, units)
             return self._write(write_batch)
 
-    def truncate(self, queue: Queue, end_offset: int, *, is_same_log: bool = True) -> int:
+    def truncate(self, queue: QueueName, end_offset: int, *, is_same_log: bool = True) -> int:
         """Remove the units of `end_offset` and after, so that they are read again; return the new end of the queue.
 
         Args:
@@ -209,12 +210,12 @@ class Builder:
         """Number of deduplication ids that were forgotten within the window, of all queues; also when it has ended."""
         return sum(counts.forgotten_early for counts in list(self._id_counts.values()))
 
-    def get(self, queue: Queue) -> Get:
+    def get(self, queue: QueueName) -> Get:
         """Return a reader of the values of one queue."""
         return reader_of(self._store, queue)
 
     def _update_queue(
-        self, write_batch: BuilderWriteBatch, queue: Queue, topic_id: str, queue_type: QueueType, start: int
+        self, write_batch: BuilderWriteBatch, queue: QueueName, topic_id: str, queue_type: QueueType, start: int
     ) -> None:
         known = self.queues.get(queue)
         if known is not None and known.topic_id != topic_id:
@@ -226,10 +227,10 @@ class Builder:
         if change is not None:
             write_batch.take(queue, change)
 
-    def _ids_of(self, queue: Queue) -> StoredIds:
+    def _ids_of(self, queue: QueueName) -> StoredIds:
         return StoredIds(self._store, queue, self._id_counts.get(queue, NO_IDS))
 
-    def _warn_of_early(self, queue: Queue, count: int) -> None:
+    def _warn_of_early(self, queue: QueueName, count: int) -> None:
         if count and time.monotonic() - self._warned_s >= WARNING_PAUSE_S:
             self._warned_s = time.monotonic()
             _log.warning(
@@ -241,7 +242,7 @@ class Builder:
                 hint="repeats of their messages are delivered: raise dedup_ids_max, or lower dedup_window_s",
             )
 
-    def _remember_again(self, write_batch: BuilderWriteBatch, queue: Queue, revision: Revision) -> None:
+    def _remember_again(self, write_batch: BuilderWriteBatch, queue: QueueName, revision: Revision) -> None:
         """Remember the ids of a truncated queue as when it was read up to its new end."""
         write_batch.forget_all(queue)
         stored = self.get(queue)
@@ -256,13 +257,13 @@ class Builder:
             ids.update((), accepted, IdCounts(self._dedup_rule.ids_max, forgotten_early))
             write_batch.put_ids(queue, ids)
 
-    def _message_base(self, queue: Queue, topic_id: str, queue_type: QueueType, start: int) -> int | None:
+    def _message_base(self, queue: QueueName, topic_id: str, queue_type: QueueType, start: int) -> int | None:
         """Return the anchor of a new queue, or None to count from 0: this store may be new, and the queue not."""
         if queue_type != "batch" or not self._delta_end(queue):
             return None
         return self._message_base_in_delta(*queue, topic_id, start)
 
-    def _delta_end(self, queue: Queue) -> int:
+    def _delta_end(self, queue: QueueName) -> int:
         stored = self._store.get(META, delta_end_key(queue))
         return 0 if stored is None else int.from_bytes(stored, "big")
 

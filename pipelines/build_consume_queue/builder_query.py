@@ -33,7 +33,6 @@ from connectors.kafka.spark_source import source_options
 from pipelines.build_consume_queue import PIPELINE
 from pipelines.build_consume_queue.queue_writer import QueueWriter
 from pipelines.build_consume_queue.unit_columns import unit_columns
-from pipelines.build_units.queue_change import Queue
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
@@ -41,6 +40,7 @@ from popstream.topics.message_topics import MessageTopic, TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["BuilderQuery"]
 
@@ -72,7 +72,7 @@ class _Run(NamedTuple):
 
     number: int
     checkpoint: Path
-    reads: dict[Queue, str]
+    reads: dict[QueueName, str]
 
 
 class BuilderQuery:
@@ -125,7 +125,7 @@ class BuilderQuery:
         self._checker = TopicReader(connection, client_id="popstream-builder-check")
         self._query: StreamingQuery | None = None
         self._run_number = 0
-        self._reads: dict[Queue, str] | None = {}
+        self._reads: dict[QueueName, str] | None = {}
         """The queues that the present query reads, with their topic ids; None: the query must be replaced."""
         self._query_lock = threading.RLock()
         """Held to start and stop queries, and to truncate queues."""
@@ -153,7 +153,7 @@ class BuilderQuery:
         self._checker.close()
         self._publisher.close()
 
-    def rebuild(self, queue: Queue, from_offset: int) -> int:
+    def rebuild(self, queue: QueueName, from_offset: int) -> int:
         """Remove a queue's units from an offset on, and read them again; return the offset at which reading begins.
 
         Raises:
@@ -162,7 +162,7 @@ class BuilderQuery:
         with self._query_lock:
             return self._truncate(queue, from_offset)
 
-    def _truncate(self, queue: Queue, from_offset: int, *, is_same_log: bool = True) -> int:
+    def _truncate(self, queue: QueueName, from_offset: int, *, is_same_log: bool = True) -> int:
         """Remove a queue's units from an offset on, while nothing is added."""
         self._replace_query()
         return self._writer.truncate(queue, from_offset, is_same_log=is_same_log)
@@ -233,7 +233,7 @@ class BuilderQuery:
         except Unavailable as error:
             _log.warning("queue_types_not_published", error=str(error))
 
-    def _truncate_shortened(self, topics: Mapping[str, MessageTopic], ends: Mapping[Queue, int]) -> None:
+    def _truncate_shortened(self, topics: Mapping[str, MessageTopic], ends: Mapping[QueueName, int]) -> None:
         """Truncate queues whose log ends before the end of the queue: it has lost records, and new ones follow."""
         for topic in topics.values():
             for queue_id, end in topic.ends.items():
@@ -258,7 +258,7 @@ class BuilderQuery:
         if query is not None:
             query.stop()
 
-    def _start_query(self, reads: dict[Queue, str]) -> None:
+    def _start_query(self, reads: dict[QueueName, str]) -> None:
         self._reads = reads
         if not reads:
             return
@@ -331,7 +331,7 @@ class BuilderQuery:
         if not is_current or any(queues[queue].topic_id != topic_id for queue, topic_id in run.reads.items()):
             raise _OutdatedError
 
-    def _require_same_logs(self, run: _Run, ends: Mapping[Queue, int]) -> None:
+    def _require_same_logs(self, run: _Run, ends: Mapping[QueueName, int]) -> None:
         """Replace the query and raise if a topic was recreated or lost records while the micro-batch was read."""
         topics = self._checker.read(sorted({topic for topic, _ in ends}))
         for (name, queue_id), end in ends.items():

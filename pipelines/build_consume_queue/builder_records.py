@@ -9,9 +9,9 @@ from broker_state.consume_queue import ConsumeQueue, Get, place_key
 from broker_state.store.keys import queue_prefix, read_queue_prefix
 from broker_state.store.rocks_store import QUEUES, UNITS, RocksStore
 from broker_state.store.value_format import StoredRecord
-from pipelines.build_units.queue_change import Queue
 from pipelines.decide_ops.entry import Entry
 from popstream.wire.command import QueueType
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["BUILT_KEY", "Built", "UnitSpan", "UnitsInDelta", "delta_end_key", "read_queues", "read_spans", "reader_of"]
 
@@ -54,18 +54,18 @@ class UnitsInDelta(NamedTuple):
     topic_ids: Mapping[str, str]
 
 
-def delta_end_key(queue: Queue) -> bytes:
+def delta_end_key(queue: QueueName) -> bytes:
     """Return the key of the offset below which the units of a queue are in Delta."""
     return DELTA_END_KEY + queue_prefix(*queue)
 
 
-def reader_of(store: RocksStore, queue: Queue) -> Get:
+def reader_of(store: RocksStore, queue: QueueName) -> Get:
     """Return a reader of the values of one queue."""
     prefix = queue_prefix(*queue)
     return lambda place: store.get(UNITS, place_key(prefix, place))
 
 
-def read_queues(store: RocksStore) -> Iterator[tuple[Queue, ConsumeQueue]]:
+def read_queues(store: RocksStore) -> Iterator[tuple[QueueName, ConsumeQueue]]:
     """Yield every queue of a builder's store, in the order of their keys."""
     for key, value in store.scan(QUEUES, b""):
         yield read_queue_prefix(key), ConsumeQueue.decode(value)

@@ -18,7 +18,6 @@ import structlog
 
 from broker_state.consume_queue import skips_of
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_units.queue_change import Queue
 from pipelines.decide_ops.entry import Entry
 from popstream.back_off import back_off_s
 from popstream.errors import ClientClosed
@@ -26,6 +25,7 @@ from popstream.exchange.transport import Transport
 from popstream.send.dispatch_requests import SETTLED, TRY_AGAIN
 from popstream.wire.answer import Answer
 from popstream.wire.command import Command, Declare, Dispatch
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 __all__ = ["DispatchSender"]
@@ -62,7 +62,7 @@ class DispatchSender:
         declare_of: Returns the declaration of a queue, or None if the builder does not know the queue.
     """
 
-    def __init__(self, transport: Transport, outbox: Outbox, declare_of: Callable[[Queue], Declare | None]) -> None:
+    def __init__(self, transport: Transport, outbox: Outbox, declare_of: Callable[[QueueName], Declare | None]) -> None:
         self._transport = transport
         self._outbox = outbox
         self._declare_of = declare_of
@@ -70,7 +70,7 @@ class DispatchSender:
         self._open: dict[bytes, _OpenOperation] = {}
         self._retries: list[tuple[float, bytes]] = []
         self._is_stopped = False
-        self.refused: dict[Queue, str] = {}
+        self.refused: dict[QueueName, str] = {}
         """By queue, the last operation that the job refused for good, and the reason."""
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
 
@@ -219,5 +219,5 @@ def _skip_to_start(command: Command, answer: Answer) -> Dispatch | None:
     return msgspec.structs.replace(skip, topic_id=command.topic_id)
 
 
-def _queue(command: Command) -> Queue:
+def _queue(command: Command) -> QueueName:
     return command.topic, command.queue_id

@@ -22,10 +22,10 @@ from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
 from pipelines.build_consume_queue.builder_records import read_queues, reader_of
 from pipelines.build_consume_queue.stored_ids import read_id_counts
-from pipelines.build_units.queue_change import Queue
 from pipelines.control_request import ControlRequest
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["BuilderStatus", "ConsumeQueueView", "FoundMessage", "FoundUnit", "QueueRequest", "views_of"]
 
@@ -141,8 +141,8 @@ def views_of(
     state: RocksStore,
     request: QueueRequest,
     *,
-    log_end: Callable[[Queue], int | None] = lambda _: None,
-    problem: Callable[[Queue], str | None] = lambda _: None,
+    log_end: Callable[[QueueName], int | None] = lambda _: None,
+    problem: Callable[[QueueName], str | None] = lambda _: None,
 ) -> list[ConsumeQueueView]:
     """Return the queues of a topic with the units that the request asks for.
 
@@ -163,7 +163,7 @@ def views_of(
 
 def _view(
     record: ConsumeQueue,
-    queue: Queue,
+    queue: QueueName,
     builder_store: RocksStore,
     state: RocksStore,
     request: QueueRequest,

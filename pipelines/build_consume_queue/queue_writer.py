@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar
 from pyspark.sql import DataFrame
 
 from broker_state.consume_queue import ConsumeQueue
-from pipelines.build_units.queue_change import Queue
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.command import QueueType
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["QueueWriter"]
 
@@ -24,7 +24,7 @@ class QueueWriter(Protocol[Read]):
         """Held by each change."""
 
     @property
-    def queues(self) -> Mapping[Queue, ConsumeQueue]:
+    def queues(self) -> Mapping[QueueName, ConsumeQueue]:
         """Every known queue; its end is the offset up to which its partition is read."""
 
     def update_topics(self, topics: Mapping[str, MessageTopic], queue_types: Mapping[str, QueueType]) -> bool:
@@ -44,7 +44,7 @@ class QueueWriter(Protocol[Read]):
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until more may be read; False on timeout."""
 
-    def read(self, frame: DataFrame, ends: Mapping[Queue, int], batch_topics: frozenset[str]) -> Read:
+    def read(self, frame: DataFrame, ends: Mapping[QueueName, int], batch_topics: frozenset[str]) -> Read:
         """Read a micro-batch, once and for all.
 
         Args:
@@ -53,10 +53,10 @@ class QueueWriter(Protocol[Read]):
             batch_topics: Topics whose records may be inner batches.
         """
 
-    def write(self, read: Read, ends: Mapping[Queue, int]) -> int:
+    def write(self, read: Read, ends: Mapping[QueueName, int]) -> int:
         """Add what was read at the ends of the queues, which move to `ends`; return the number of records."""
 
-    def truncate(self, queue: Queue, end_offset: int, *, is_same_log: bool = True) -> int:
+    def truncate(self, queue: QueueName, end_offset: int, *, is_same_log: bool = True) -> int:
         """Remove the units of `end_offset` and after, so that they are read again; return the new end of the queue.
 
         Args:

@@ -21,7 +21,7 @@ from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueue
 from pipelines.build_consume_queue.stored_queue_writer import StoredQueueWriter
 from pipelines.build_consume_queue.unit_flush import UnitFlush
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
-from pipelines.build_units.queue_change import Queue, declare_of
+from pipelines.build_units.queue_change import declare_of
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.job_settings import JobSettings
 from pipelines.laps import OnLap, ignore_lap
@@ -30,6 +30,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.command import Declare
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["BuilderService"]
 
@@ -109,7 +110,7 @@ class BuilderService:
         """
         return views_of(self.store, state, request, log_end=self.log_end, problem=self.sender.refused.get)
 
-    def log_end(self, queue: Queue) -> int | None:
+    def log_end(self, queue: QueueName) -> int | None:
         """Return the end of a queue's log when Kafka was last asked; None: it is not known."""
         topic = self.query.topics.get(queue[0])
         return None if topic is None else topic.ends.get(queue[1])
@@ -176,6 +177,6 @@ class BuilderService:
         self.query.start()
         self._stack.callback(self.query.stop)
 
-    def _declare_of(self, queue: Queue) -> Declare | None:
+    def _declare_of(self, queue: QueueName) -> Declare | None:
         record: ConsumeQueue | None = self.builder.queues.get(queue)
         return None if record is None else declare_of(queue, record)

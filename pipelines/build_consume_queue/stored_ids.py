@@ -14,7 +14,7 @@ from broker_state.store.keys import end_of_prefix, queue_prefix
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, Erasure, RocksStore
 from pipelines.build_units.accepted_ids import IdCounts
-from pipelines.build_units.queue_change import Queue
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["BY_ID_KEY", "BY_OFFSET_KEY", "NO_IDS", "StoredIds", "counts_change", "erasures_of", "read_id_counts"]
 
@@ -39,7 +39,7 @@ class StoredIds:
         changes: For the WriteBatch.
     """
 
-    def __init__(self, store: RocksStore, queue: Queue, counts: IdCounts) -> None:
+    def __init__(self, store: RocksStore, queue: QueueName, counts: IdCounts) -> None:
         self._store = store
         self._prefix = queue_prefix(*queue)
         self._found: dict[bytes, Accepted] = {}
@@ -86,7 +86,7 @@ class StoredIds:
         return BY_OFFSET_KEY + self._prefix + last.queue_offset.to_bytes(8, "big")
 
 
-def erasures_of(queue: Queue) -> list[Erasure]:
+def erasures_of(queue: QueueName) -> list[Erasure]:
     """Return what forgets the ids of a queue."""
     prefix = queue_prefix(*queue)
     counts = _counts_key(prefix)
@@ -96,13 +96,13 @@ def erasures_of(queue: Queue) -> list[Erasure]:
     ]
 
 
-def read_id_counts(store: RocksStore, queue: Queue) -> IdCounts:
+def read_id_counts(store: RocksStore, queue: QueueName) -> IdCounts:
     """Return what is counted of the deduplication ids of a queue."""
     stored = store.get(META, _counts_key(queue_prefix(*queue)))
     return NO_IDS if stored is None else IdCounts(*_COUNTS.unpack(stored))
 
 
-def counts_change(queue: Queue, counts: IdCounts) -> Change:
+def counts_change(queue: QueueName, counts: IdCounts) -> Change:
     """Return the change that stores what is counted of the ids of a queue."""
     return _counts_change(queue_prefix(*queue), counts)
 

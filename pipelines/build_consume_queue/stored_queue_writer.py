@@ -9,18 +9,18 @@ from broker_state.consume_queue import Scan, Units
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.unit_flush import UnitFlush
-from pipelines.build_units.queue_change import Queue
 from pipelines.build_units.unit_tables import units_by_queue
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.command import QueueType
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["StoredQueueWriter"]
 
 
 class _ReadUnits(NamedTuple):
-    units: dict[Queue, Units]
+    units: dict[QueueName, Units]
     records: int
 
 
@@ -50,12 +50,12 @@ class StoredQueueWriter:
         """See `QueueWriter.wait_for_room`."""
         return self._sender.wait_for_room(timeout_s)
 
-    def read(self, frame: DataFrame, ends: Mapping[Queue, int], batch_topics: frozenset[str]) -> _ReadUnits:  # noqa: ARG002 - rows are read as a whole
+    def read(self, frame: DataFrame, ends: Mapping[QueueName, int], batch_topics: frozenset[str]) -> _ReadUnits:  # noqa: ARG002 - rows are read as a whole
         """See `QueueWriter.read`."""
         table = frame.toArrow()
         return _ReadUnits(dict(units_by_queue(table, batch_topics=batch_topics)), table.num_rows)
 
-    def write(self, read: _ReadUnits, ends: Mapping[Queue, int]) -> int:
+    def write(self, read: _ReadUnits, ends: Mapping[QueueName, int]) -> int:
         """See `QueueWriter.write`."""
         with self.lock:
             scans = {}
@@ -68,7 +68,7 @@ class StoredQueueWriter:
             self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
         return read.records
 
-    def truncate(self, queue: Queue, end_offset: int, *, is_same_log: bool = True) -> int:
+    def truncate(self, queue: QueueName, end_offset: int, *, is_same_log: bool = True) -> int:
         """See `QueueWriter.truncate`. All units are in Delta before."""
         self._unit_flush.flush()
         return self._builder.truncate(queue, end_offset, is_same_log=is_same_log)

@@ -21,11 +21,9 @@ from broker_state.consume_queue import (
 from pipelines.build_units.accepted_ids import AcceptedIds, DedupRule, with_duplicates
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Declare, Dispatch, QueueType
+from popstream.wire.queue_name import QueueName
 
-__all__ = ["LogFacts", "Queue", "QueueChange", "appended", "declare_of", "updated"]
-
-Queue = tuple[str, int]
-"""(topic, queue id)."""
+__all__ = ["LogFacts", "QueueChange", "appended", "declare_of", "updated"]
 
 
 class LogFacts(NamedTuple):
@@ -66,7 +64,7 @@ class QueueChange:
         return self.revision.queue
 
 
-def updated(queue: Queue, known: ConsumeQueue | None, get: Get, facts: LogFacts) -> QueueChange | None:
+def updated(queue: QueueName, known: ConsumeQueue | None, get: Get, facts: LogFacts) -> QueueChange | None:
     """Return what follows from the facts of a queue's log: it begins, or loses its start; None: nothing.
 
     Args:
@@ -90,7 +88,9 @@ def updated(queue: Queue, known: ConsumeQueue | None, get: Get, facts: LogFacts)
     )
 
 
-def appended(queue: Queue, known: ConsumeQueue, get: Get, scan: Scan, ids: AcceptedIds, rule: DedupRule) -> QueueChange:
+def appended(
+    queue: QueueName, known: ConsumeQueue, get: Get, scan: Scan, ids: AcceptedIds, rule: DedupRule
+) -> QueueChange:
     """Return the queue with the units of a scan, whose duplicates are marked; what was scanned before is left out.
 
     Args:
@@ -111,14 +111,14 @@ def appended(queue: Queue, known: ConsumeQueue, get: Get, scan: Scan, ids: Accep
     return QueueChange(revision, _about(known, dispatches_of(*queue, fresh)), fresh)
 
 
-def require_type(queue: Queue, known: ConsumeQueue, queue_type: QueueType) -> None:
+def require_type(queue: QueueName, known: ConsumeQueue, queue_type: QueueType) -> None:
     """Raise Invalid if a queue exists with another type."""
     if known.queue_type != queue_type:
         message = f"{queue[0]}/{queue[1]} exists as a {known.queue_type} queue, and cannot become {queue_type}"
         raise Invalid(message, subject=queue[0])
 
 
-def declare_of(queue: Queue, record: ConsumeQueue) -> Declare:
+def declare_of(queue: QueueName, record: ConsumeQueue) -> Declare:
     """Return the operation that declares a queue to the job."""
     return Declare(
         v=1,

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from broker_state.consume_queue import NO_DUPLICATE, Units
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
-from pipelines.build_units.queue_change import Queue
 from popstream.wire.command import QueueType
 from popstream.wire.key_hash import KEY_HASH_BYTES
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["DELTA_SCHEMA", "UNIT_SCHEMA", "delta_rows", "store_dates", "table_of", "units_by_queue"]
 
@@ -55,7 +55,7 @@ _MS_PER_DAY = 86_400_000
 _FIRST_DAY, _LAST_DAY = np.array(["0001-01-01", "9999-12-31"], "datetime64[D]").astype(np.int64).tolist()
 
 
-def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset()) -> Iterator[tuple[Queue, Units]]:
+def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset()) -> Iterator[tuple[QueueName, Units]]:
     """Yield the units of each queue in the order of their offsets, with provisional message bases.
 
     Args:
@@ -82,7 +82,7 @@ def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset(
         yield (topic, int(columns["queue_id"][rows[0]])), _units(columns, rows, more, is_batch=is_batch)
 
 
-def table_of(queue: Queue, units: Units) -> pa.Table:
+def table_of(queue: QueueName, units: Units) -> pa.Table:
     """Return units as a table of `UNIT_SCHEMA`; the inverse of `units_by_queue`."""
     count = len(units)
     has_ids = (units.dedup_high | units.dedup_low).astype(np.bool_).tolist()
@@ -109,7 +109,7 @@ def table_of(queue: Queue, units: Units) -> pa.Table:
     return pa.table(columns, schema=UNIT_SCHEMA)
 
 
-def delta_rows(queue: Queue, topic_id: str, queue_type: QueueType, units: Units) -> pa.Table:
+def delta_rows(queue: QueueName, topic_id: str, queue_type: QueueType, units: Units) -> pa.Table:
     """Return units as a table of `DELTA_SCHEMA`."""
     rows = table_of(queue, units)
     added = {

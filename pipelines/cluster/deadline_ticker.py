@@ -20,6 +20,7 @@ from pipelines.cluster.decide.shard import QueueDeadline
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Unavailable
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["DeadlineTicker", "newest_deadlines", "publish_deadlines"]
 
@@ -27,8 +28,6 @@ _POLL_MS = 200
 _TIMEOUT_S = 60.0
 _decode = msgspec.msgpack.Decoder(Deadlines).decode
 _decode_newest_ms = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]).decode
-
-Queue = tuple[str, int]
 
 
 def publish_deadlines(
@@ -105,7 +104,7 @@ class DeadlineTicker:
         self._ops_partitions = ops_partitions
         self._on_failure = on_failure
         self._ticker = Ticker(self._send, on_failure)
-        self._named: dict[bytes, set[Queue]] = {}
+        self._named: dict[bytes, set[QueueName]] = {}
         """The queues that the last record of each shard named."""
         self._held_back: dict[bytes, Deadlines] = {}
         """The last records of shards that are behind."""
@@ -165,6 +164,6 @@ class DeadlineTicker:
             if consumer is not None:
                 consumer.close()
 
-    def _send(self, queue: Queue, value: bytes, answered: Callable[[int | None], None]) -> None:
+    def _send(self, queue: QueueName, value: bytes, answered: Callable[[int | None], None]) -> None:
         assert self._ticks is not None, "it has been started"
         self._ticks.send(queue, value, answered)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.overlay import Overlay
 from pipelines.control.page_messages import LanePage, LaneRow, QueuePage, QueueRow
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from broker_state.kernel.context.lane_state import LaneState
@@ -94,7 +95,7 @@ def queue_page(
     return QueuePage(queues=rows, total=len(names))
 
 
-def _queue_row(overlay: Overlay, name: tuple[str, int], lanes: int, builder: BuilderService | None) -> QueueRow:
+def _queue_row(overlay: Overlay, name: QueueName, lanes: int, builder: BuilderService | None) -> QueueRow:
     decided = load_queue(overlay, *name)
     built = None if builder is None else builder.builder.queues.get(name)
     record = None if decided is None else decided.record

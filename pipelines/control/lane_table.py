@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pipelines.control.lane_metrics import REST, GroupFigures, GroupName, LaneFigures
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["TIME_STEP_MS", "DispatchTimes", "FoundLane", "LaneName", "LaneTable", "QueueName"]
+__all__ = ["TIME_STEP_MS", "DispatchTimes", "FoundLane", "LaneName", "LaneTable"]
 
 TIMES_MAX = 256
 TIME_STEP_MS = 1_000
 
 LaneName = tuple[str, int, str]
 """(topic, queue id, group)"""
-QueueName = tuple[str, int]
-"""(topic, queue id)"""
 
 
 class DispatchTimes:

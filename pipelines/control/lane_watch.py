@@ -21,8 +21,9 @@ from broker_state.store.keys import QueueTag, queue_prefix
 from broker_state.store.overlay import STATE
 from broker_state.store.state_records import LaneRecord, QueueRecord, Text
 from pipelines.control.lane_metrics import LaneFigures, LaneMetrics
-from pipelines.control.lane_table import TIME_STEP_MS, FoundLane, LaneName, LaneTable, QueueName
+from pipelines.control.lane_table import TIME_STEP_MS, FoundLane, LaneName, LaneTable
 from pipelines.control.lane_views import scan_queues
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

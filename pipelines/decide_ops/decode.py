@@ -33,6 +33,7 @@ from popstream.wire.command import (
 from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.limits import ENTRIES_MAX, RECORD_BYTES_MAX
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason, code_of
 from popstream.wire.signing import OperationVerifier
 
@@ -108,7 +109,7 @@ class Decoder:
         self._signer = signer
         self._verifier = verifier
         self._decode = msgspec.json.Decoder(Command).decode
-        self._routes: dict[tuple[str, int], tuple[bytes, int]] = {}
+        self._routes: dict[QueueName, tuple[bytes, int]] = {}
 
     def decode(self, record: KafkaRecord) -> OpRecord | Rejected:
         """Return the command of a record, or why it has none."""

@@ -72,6 +72,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.handle import Signer
+from popstream.wire.queue_name import QueueName
 from popstream.wire.signing import OperationVerifier
 
 if TYPE_CHECKING:
@@ -556,6 +557,6 @@ class Job:
                 deadlines[queue.topic, queue.queue_id] = first[0].deadline_ms
         self.ticker.learn(deadlines, max((queue.record.now_ms for queue in queues), default=0), behind=False)
 
-    def _send_tick(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
+    def _send_tick(self, queue: QueueName, value: bytes, answered: Callable[[int | None], None]) -> None:
         self.metrics.count_tick()
         self._tick_producer.send(queue, value, answered)

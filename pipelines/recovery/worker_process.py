@@ -19,6 +19,7 @@ from connectors.local_servers.end_with_parent import end_with_parent
 from pipelines.recovery.ops_log import OpsPartitionReader
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["Done", "Failed", "Message", "Noted", "OnProgress", "partition_readers", "run_task", "serve"]
 
@@ -83,7 +84,7 @@ def _kind(error: PopstreamError) -> str:
 @contextlib.contextmanager
 def partition_readers(connection: KafkaConnection) -> Iterator[Callable[[str, int, int, int], Iterator[object]]]:
     """Yield a function that reads the records of (topic, partition, first, end), by a connection for each partition."""
-    readers: dict[tuple[str, int], OpsPartitionReader] = {}
+    readers: dict[QueueName, OpsPartitionReader] = {}
 
     def between(topic: str, partition: int, first: int, end: int) -> Iterator[object]:
         place = (topic, partition)

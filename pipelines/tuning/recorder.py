@@ -40,6 +40,7 @@ from popstream.wire.command import (
     kind_of,
 )
 from popstream.wire.limits import OFFSET_MAX
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 __all__ = ["Recorder"]
@@ -90,7 +91,7 @@ class Recorder:
         self._declared: dict[tuple[str, int, str], tuple[int | None, tuple[int, ...]]] = {}
         self._pops: dict[bytes, Pop] = {}
         self._entries: dict[bytes, Entry] = {}
-        self.queues: dict[tuple[str, int], RecordedQueue] = {}
+        self.queues: dict[QueueName, RecordedQueue] = {}
 
     def begin(self, records: Iterable[OpRecord]) -> None:
         """Look at the queues of these records, before the kernel decides the first one of the range."""
@@ -137,7 +138,7 @@ class Recorder:
         lanes = lanes_of(queue) if group is None else [] if lane is None else [lane]
         self._change_policies(recorded, lanes, 2 * record.kafka_offset + 1)
 
-    def _forget_policies(self, queue: tuple[str, int], group: str | None) -> None:
+    def _forget_policies(self, queue: QueueName, group: str | None) -> None:
         for known in (self._policies, self._declared):
             for lane in [lane for lane in known if lane[:2] == queue and group in (None, lane[2])]:
                 del known[lane]

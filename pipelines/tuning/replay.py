@@ -36,6 +36,7 @@ from popstream.wire.command import (
     RejectEntry,
     Tick,
 )
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["TICK_AFTER_MS", "QueueReplay"]
 
@@ -104,7 +105,7 @@ class QueueReplay:
         self._tick_after_ms = tick_after_ms
         self._due: list[_Due] = []
         self._order = itertools.count()
-        self._handles: dict[tuple[str, int], str] = {}
+        self._handles: dict[QueueName, str] = {}
         """The handles of leases that were changed, by the handle of the pop and the queue offset."""
         self._of_pop: dict[str, str] = {}
         """The handle of the pop, by that of a changed lease."""

@@ -14,6 +14,7 @@ from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedErr
 from popstream.payload.payloads import merge_ranges
 from popstream.wire.base_errors import Invalid
 from popstream.wire.letter_handling import LetterHandling
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from popstream.dead_letters.letter import Letter, LetterPlace
     from popstream.dead_letters.letter_topics import LetterTopics, LetterWriter
     from popstream.dead_letters.redrive_plan import RedrivenRecord
-    from popstream.outcome import QueueKey
     from popstream.wire.letter_handling import RedriveTarget
 
 __all__ = ["HandlingCall", "HandlingRun", "LetterLeft", "LettersReport"]
@@ -120,7 +120,7 @@ class HandlingRun:
         self._plan = plan
         self._on_progress = on_progress
         self._handled = HandledLetters(topics)
-        self._undispatched: defaultdict[QueueKey, list[tuple[int, int]]] = defaultdict(list)
+        self._undispatched: defaultdict[QueueName, list[tuple[int, int]]] = defaultdict(list)
         self._dispatched_s = time.monotonic()
 
     def pretend(self, letters: Iterable[Letter], limit: int | None) -> None:

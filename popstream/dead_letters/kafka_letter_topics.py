@@ -16,12 +16,12 @@ from popstream.send.backfill import dispatch_records
 from popstream.topics.message_topics import TopicReader
 from popstream.topics.queue_types import QueueTypes
 from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from popstream.dead_letters.letter_topics import LogBounds
-    from popstream.outcome import QueueKey
     from popstream.payload.payloads import Payloads
     from popstream.settings import ClientSettings
     from popstream.wire.command import QueueType
@@ -66,7 +66,7 @@ class KafkaLetterTopics:
         """See `LetterTopics.writer`."""
         return KafkaLetterWriter(self._settings, self.handled)
 
-    def dispatch(self, sent: Mapping[QueueKey, Sequence[tuple[int, int]]]) -> None:
+    def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """See `LetterTopics.dispatch`."""
         if self._transport is None:
             self._transport = self._opened.enter_context(Transport(self._settings))

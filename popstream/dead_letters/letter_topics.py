@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
+from popstream.wire.queue_name import QueueName
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from popstream.dead_letters.letter import Letter
     from popstream.dead_letters.redrive_plan import RedrivenRecord
-    from popstream.outcome import QueueKey
     from popstream.payload.payloads import Payloads
     from popstream.wire.base_errors import Invalid
     from popstream.wire.command import QueueType
@@ -103,7 +104,7 @@ class LetterTopics(Protocol):
     def writer(self) -> LetterWriter:
         """Return a writer."""
 
-    def dispatch(self, sent: Mapping[QueueKey, Sequence[tuple[int, int]]]) -> None:
+    def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """Dispatch offsets of message topics that the job does not build, and the holes among and behind them.
 
         Those that are gone, for example because their topic was deleted, are left out with a warning.

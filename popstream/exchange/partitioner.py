@@ -19,6 +19,8 @@ from functools import lru_cache
 
 from kafka.partitioner import murmur2
 
+from popstream.wire.queue_name import QueueName
+
 __all__ = ["ops_key", "partition_of", "queue_of_ops_key"]
 
 SIGN_BIT_CLEARED = 0x7FFF_FFFF
@@ -45,7 +47,7 @@ def ops_key(topic: str, queue_id: int) -> bytes:
     return f"{topic}\x00{queue_id}".encode()
 
 
-def queue_of_ops_key(key: bytes) -> tuple[str, int]:
+def queue_of_ops_key(key: bytes) -> QueueName:
     r"""Return (topic, queue id) of an `ops_key`.
 
     >>> queue_of_ops_key(b"orders\x0012")

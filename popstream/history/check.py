@@ -51,15 +51,14 @@ from popstream.wire.command import (
     encode_command,
     group_of,
 )
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["QueueKey", "Report", "Violation", "ViolationKind", "check_history"]
+__all__ = ["Report", "Violation", "ViolationKind", "check_history"]
 
-QueueKey = tuple[str, int]
-"""(topic, queue_id)"""
 
 ONE_DECISION_NS = 8 * 60 * 1_000_000_000
 """The job knows an op_id for at least 9 minutes, and a record may be in flight for one: within this, one decision."""
@@ -111,7 +110,7 @@ def check_history(
     events: Iterable[HistoryEvent],
     *,
     drained: bool = False,
-    written: Mapping[QueueKey, Sequence[Span]] | None = None,
+    written: Mapping[QueueName, Sequence[Span]] | None = None,
 ) -> Report:
     """Judge the events of all clients; those of one client are in its order.
 
@@ -146,7 +145,7 @@ def check_history(
 
 
 def _judge_queue(
-    key: QueueKey, operations: _Operations, written: list[Span] | None
+    key: QueueName, operations: _Operations, written: list[Span] | None
 ) -> tuple[list[Violation], Counter[str]]:
     """Judge one queue, whose observations take memory until this returns."""
     queue = _QueueHistory(key, operations)
@@ -202,7 +201,7 @@ class _Calls:
     def __init__(self) -> None:
         self.event_count = 0
         self._calls: dict[str, _Call] = {}
-        self._queues: dict[QueueKey, _Operations] = defaultdict(_Operations)
+        self._queues: dict[QueueName, _Operations] = defaultdict(_Operations)
 
     def add(self, event: HistoryEvent) -> None:
         """Add the next event.
@@ -224,12 +223,12 @@ class _Calls:
         if isinstance(event, Ok):
             begun.answer = _encode_answer(event.answer)
 
-    def end(self) -> list[QueueKey]:
+    def end(self) -> list[QueueName]:
         """Return the queues, when all events are added."""
         self._calls.clear()
         return sorted(self._queues)
 
-    def take(self, key: QueueKey) -> _Operations:
+    def take(self, key: QueueName) -> _Operations:
         """Return the operations on a queue, and forget them."""
         return self._queues.pop(key)
 
@@ -237,7 +236,7 @@ class _Calls:
 class _QueueHistory:
     """Adds the operations on one queue to the lanes that they concern."""
 
-    def __init__(self, key: QueueKey, operations: _Operations) -> None:
+    def __init__(self, key: QueueName, operations: _Operations) -> None:
         self._topic, self._queue_id = key
         self._lanes: dict[str, LaneHistory] = {}
         self._operation_counts: Counter[str] = Counter()

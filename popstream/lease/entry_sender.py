@@ -28,6 +28,7 @@ from popstream.outcome import Outcome, queue_of
 from popstream.wire.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, HandleRef, Reject, RejectEntry
 from popstream.wire.handle import decode_handle
 from popstream.wire.limits import ENTRIES_MAX
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from popstream.lease.entries import OutcomesFuture, Plan, PlannedEntry
     from popstream.lease.held_messages import HeldMessages
     from popstream.observer import Settled
-    from popstream.outcome import QueueKey, Receipt
+    from popstream.outcome import Receipt
     from popstream.wire.answer import Answer
     from popstream.wire.command import Cause, Entry
 
@@ -111,7 +112,7 @@ class EntrySender:
         self._observers = observers
         self._lock = threading.Lock()
         self._unanswered: set[Future[list[Outcome]]] = set()
-        self._acks: Coalescer[QueueKey, MessageRequest[Cause | None] | Message] = Coalescer(
+        self._acks: Coalescer[QueueName, MessageRequest[Cause | None] | Message] = Coalescer(
             f"{client_id}-acks",
             delay_ms=ack_delay_ms,
             items_max=ENTRIES_MAX,
@@ -277,7 +278,7 @@ class EntrySender:
         found = set(map(id, expired))
         return [request for request in requests if id(request) not in found]
 
-    def _send_acks(self, queue: QueueKey, acks: list[MessageRequest[Cause | None] | Message]) -> None:
+    def _send_acks(self, queue: QueueName, acks: list[MessageRequest[Cause | None] | Message]) -> None:
         requests = [ack for ack in acks if isinstance(ack, MessageRequest)]
         if finished := [ack for ack in acks if isinstance(ack, Message)]:
             requests += self._requests((message, None) for message in finished)[0]
@@ -286,14 +287,14 @@ class EntrySender:
 
     def _send_now(self, kind: _Kind, requests: list[MessageRequest[Any]], timeout_ms: int | None) -> None:
         self.send_waiting()
-        by_queue: defaultdict[QueueKey, list[MessageRequest[Any]]] = defaultdict(list)
+        by_queue: defaultdict[QueueName, list[MessageRequest[Any]]] = defaultdict(list)
         for request in requests:
             by_queue[queue_of(request.receipt)].append(request)
         for queue, found in by_queue.items():
             self._send(kind, queue, found, timeout_ms)
 
     def _send(
-        self, kind: _Kind, queue: QueueKey, requests: list[MessageRequest[Any]], timeout_ms: int | None = None
+        self, kind: _Kind, queue: QueueName, requests: list[MessageRequest[Any]], timeout_ms: int | None = None
     ) -> None:
         parts = [requests] if not kind.is_change or self._batches_changes else [[request] for request in requests]
         for planned in (planned for part in parts for planned in plan(part)):
@@ -304,7 +305,7 @@ class EntrySender:
             else:
                 future.add_done_callback(partial(self._on_answer, kind, planned))
 
-    def _command(self, kind: _Kind, queue: QueueKey, planned: Plan[Any]) -> Ack | ChangeInvisible | Reject:
+    def _command(self, kind: _Kind, queue: QueueName, planned: Plan[Any]) -> Ack | ChangeInvisible | Reject:
         entries: list[Any] = [kind.entry(entry) for entry in planned.entries]
         return kind.command(
             v=1,

@@ -11,12 +11,13 @@ import msgspec
 from popstream.message import Message
 from popstream.outcome import queue_of
 from popstream.wire.handle import decode_handle
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from popstream.message import LeasedUnit
-    from popstream.outcome import QueueKey, Receipt
+    from popstream.outcome import Receipt
 
 __all__ = ["HeldMessage", "HeldMessages"]
 
@@ -64,7 +65,7 @@ class HeldMessages:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queues: defaultdict[QueueKey, dict[int, HeldMessage]] = defaultdict(dict)
+        self._queues: defaultdict[QueueName, dict[int, HeldMessage]] = defaultdict(dict)
         self._count = 0
         self._payload_bytes = 0
         self._on_release: list[Callable[[], None]] = []
@@ -136,7 +137,7 @@ class HeldMessages:
         holding = self.find(receipt)
         return holding is not None and holding.is_renewing
 
-    def has_any(self, queue: QueueKey) -> bool:
+    def has_any(self, queue: QueueName) -> bool:
         """Tell whether messages of a queue are held."""
         return bool(self._queues.get(queue))
 

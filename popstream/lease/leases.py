@@ -14,13 +14,13 @@ from popstream.lease.held_messages import HeldMessages
 from popstream.lease.renewal import LeaseRenewer, RenewalPolicy
 from popstream.lease.settlement import Settlement
 from popstream.observer import Observers
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.retry_rules import RetryRules
     from popstream.lease.settlement import Resender
-    from popstream.outcome import QueueKey
 
 __all__ = ["Leases", "left_s"]
 
@@ -92,7 +92,7 @@ class Leases:
         """Renew the leases that are due, and forget those that have ended."""
         self._renewer.check(time.monotonic())
 
-    def let_go(self, queue: QueueKey) -> None:
+    def let_go(self, queue: QueueName) -> None:
         """Hold no message of a queue any more, because the caller is about to release them all."""
         self._renewer.let_go(queue)
 

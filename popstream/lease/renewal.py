@@ -17,6 +17,7 @@ from popstream.message import MessageState
 from popstream.outcome import queue_of
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.entry_sender import EntrySender
     from popstream.lease.held_messages import HeldMessage, HeldMessages
-    from popstream.outcome import Outcome, QueueKey
+    from popstream.outcome import Outcome
 
 __all__ = ["LeaseRenewer", "RenewalPolicy"]
 
@@ -148,7 +149,7 @@ class LeaseRenewer:
         with self._checking:
             return self._check(now_s)
 
-    def let_go(self, queue: QueueKey) -> None:
+    def let_go(self, queue: QueueName) -> None:
         """Renew no lease of a queue any more, because the caller is about to release them all."""
         with self._checking:  # a check that has begun would renew them afterwards
             receipts = [holding.receipt for holding in self._held.holdings()]
@@ -212,7 +213,7 @@ class LeaseRenewer:
             self._entries.change(((holding.receipt, ORPHANED) for holding in orphans), keeps=False)
 
     def _renew(self, due: list[HeldMessage]) -> None:
-        by_queue: defaultdict[QueueKey, list[HeldMessage]] = defaultdict(list)
+        by_queue: defaultdict[QueueName, list[HeldMessage]] = defaultdict(list)
         for holding in due:
             holding.is_renewing = True
             by_queue[queue_of(holding.receipt)].append(holding)

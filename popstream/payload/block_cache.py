@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from popstream.wire.queue_name import QueueName
+
 if TYPE_CHECKING:
-    from popstream.outcome import QueueKey
     from popstream.payload.fetch_progress import FetchProgress
     from popstream.payload.payload_block import PayloadBlock
 
@@ -26,12 +27,12 @@ class BlockCache:
     def __init__(self, bytes_max: int, age_s_max: float) -> None:
         self._bytes_max = bytes_max
         self._age_s_max = age_s_max
-        self._blocks: dict[QueueKey, list[PayloadBlock]] = {}
+        self._blocks: dict[QueueName, list[PayloadBlock]] = {}
         # In the order of their last use, the oldest first.
-        self._queues: dict[PayloadBlock, QueueKey] = {}
+        self._queues: dict[PayloadBlock, QueueName] = {}
         self.size_bytes = 0
 
-    def add(self, queue: QueueKey, block: PayloadBlock, now_s: float) -> None:
+    def add(self, queue: QueueName, block: PayloadBlock, now_s: float) -> None:
         """Add a block; call `trim` after it has served the fetches that wait for it."""
         blocks = self._blocks.setdefault(queue, [])
         before = next((known for known in blocks if known.end == block.first and self._is_fresh(known, now_s)), None)
@@ -47,7 +48,7 @@ class BlockCache:
             self._queues[block] = queue
             self.size_bytes += block.size_bytes
 
-    def serve(self, queue: QueueKey, progress: FetchProgress, now_s: float) -> None:
+    def serve(self, queue: QueueName, progress: FetchProgress, now_s: float) -> None:
         """Decide as many offsets of a fetch as the cached blocks allow."""
         while (at := progress.next_offset) is not None:
             block = self._find(queue, at, now_s)
@@ -72,7 +73,7 @@ class BlockCache:
         self._queues.clear()
         self.size_bytes = 0
 
-    def _find(self, queue: QueueKey, offset: int, now_s: float) -> PayloadBlock | None:
+    def _find(self, queue: QueueName, offset: int, now_s: float) -> PayloadBlock | None:
         for block in reversed(self._blocks.get(queue, ())):
             if block.first <= offset < block.end and self._is_fresh(block, now_s):
                 return block

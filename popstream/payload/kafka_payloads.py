@@ -41,11 +41,11 @@ from popstream.payload.payload_reader import make_reader
 from popstream.payload.payloads import FetchCounts, Fetched, Payload
 from popstream.payload.read_planner import ReadPlanner
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from popstream.outcome import QueueKey
     from popstream.settings import ClientSettings
 
 __all__ = ["KafkaPayloads", "closed"]
@@ -158,7 +158,7 @@ class KafkaPayloads:
                 self._admin.close()
                 self._admin = None
 
-    def _bring(self, queue: QueueKey, call: _FetchCall, timeout_s: float) -> Fetched:
+    def _bring(self, queue: QueueName, call: _FetchCall, timeout_s: float) -> Fetched:
         with self._changed:
             self._require_open()
             if self._planner.add(queue, call, time.monotonic()):
@@ -180,7 +180,7 @@ class KafkaPayloads:
             self._thread.start()
         self._changed.notify()
 
-    def _bounds(self, queue: QueueKey, timeout_s: float) -> tuple[int, int]:
+    def _bounds(self, queue: QueueName, timeout_s: float) -> tuple[int, int]:
         """Return where the log of a queue starts, and where its committed part ends."""
         options = {"isolation_level": "read_committed", "timeout_ms": max(1, int(timeout_s * 1000))}
 
@@ -226,7 +226,7 @@ class KafkaPayloads:
     def _run(self) -> None:
         """Read for the calls that wait; only this thread uses the reader. All consumers of the process depend on it."""
         while self._wait_for_calls():
-            targets: dict[QueueKey, int] = {}
+            targets: dict[QueueName, int] = {}
             try:
                 with self._changed:
                     targets = self._planner.targets(time.monotonic())
@@ -247,7 +247,7 @@ class KafkaPayloads:
                     self._reader.rest()
             return bool(self._planner)
 
-    def _fail(self, targets: dict[QueueKey, int], error: Exception) -> None:
+    def _fail(self, targets: dict[QueueName, int], error: Exception) -> None:
         """Disconnect, as the state of a consumer after an error is unknown, and end the calls that it concerns."""
         is_connected = self._reader.is_connected
         is_at_target = all(self._reader.is_at(queue, offset) for queue, offset in targets.items())

@@ -44,13 +44,13 @@ from popstream.payload.partition_reader import (
 from popstream.payload.payload_block import RECORD_BYTES, PayloadBlock
 from popstream.payload.payloads import Payload
 from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from confluent_kafka import Message
 
-    from popstream.outcome import QueueKey
     from popstream.settings import ClientSettings
 
 __all__ = ["LibrdkafkaReader"]
@@ -173,7 +173,7 @@ class LibrdkafkaReader:
         self._settings = settings
         self._config = translate(settings.kafka)
         self._consumer: Any = None
-        self._places: dict[QueueKey, _Place] = {}
+        self._places: dict[QueueName, _Place] = {}
         self._received_bytes = 0
         self._closed_bytes = 0
         self._last_error = ""
@@ -189,7 +189,7 @@ class LibrdkafkaReader:
         """See `PayloadReader`; it is a second old."""
         return self._closed_bytes + self._received_bytes
 
-    def is_at(self, queue: QueueKey, offset: int) -> bool:
+    def is_at(self, queue: QueueName, offset: int) -> bool:
         """See `PayloadReader`."""
         return queue in self._places and self._places[queue].position == offset
 
@@ -216,7 +216,7 @@ class LibrdkafkaReader:
             LOG.info("librdkafka cannot go on; the next read connects again", exc_info=True)
             self.close()
 
-    def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, PayloadBlock]:
+    def read(self, targets: dict[QueueName, int]) -> dict[QueueName, PayloadBlock]:
         """See `PayloadReader`."""
         try:
             if self._consumer is None:
@@ -230,7 +230,7 @@ class LibrdkafkaReader:
             raise _raised(error.args[0]) from error
         return blocks
 
-    def _connect(self, queue: QueueKey) -> None:
+    def _connect(self, queue: QueueName) -> None:
         settings = self._settings
         config = {
             **settings.connection.for_librdkafka(),
@@ -286,10 +286,10 @@ class LibrdkafkaReader:
         self._last_error = error.str()
         LOG.info("librdkafka: %s", error)
 
-    def _turn_to(self, targets: dict[QueueKey, int], now_s: float) -> None:
+    def _turn_to(self, targets: dict[QueueName, int], now_s: float) -> None:
         """Assign the targets, where reading on is not faster at their offsets; give up what nobody wants."""
-        started: list[QueueKey] = []
-        stopped: list[QueueKey] = []
+        started: list[QueueName] = []
+        stopped: list[QueueName] = []
         for queue, offset in targets.items():
             place = self._places.pop(queue, None) or _Place()
             place.wanted_s = now_s
@@ -301,7 +301,7 @@ class LibrdkafkaReader:
                 started.append(queue)
             elif not place.is_assigned and place.not_before_s <= now_s:
                 started.append(queue)
-        given_up: list[QueueKey] = []
+        given_up: list[QueueName] = []
         idle = [queue for queue in self._places if queue not in targets]
         for number, queue in enumerate(reversed(idle)):
             place = self._places[queue]
@@ -314,7 +314,7 @@ class LibrdkafkaReader:
         for queue in given_up:
             del self._places[queue]
 
-    def _assign(self, started: Iterable[QueueKey], stopped: Iterable[QueueKey]) -> None:
+    def _assign(self, started: Iterable[QueueName], stopped: Iterable[QueueName]) -> None:
         """End the assignment of some partitions, and begin that of others at the offset to receive next."""
         for queue in stopped:
             self._places[queue].is_assigned = False
@@ -346,9 +346,9 @@ class LibrdkafkaReader:
             else:
                 place.receive(message)
 
-    def _take(self, queues: Iterable[QueueKey]) -> dict[QueueKey, PayloadBlock]:
+    def _take(self, queues: Iterable[QueueName]) -> dict[QueueName, PayloadBlock]:
         """Return a block of what was received of each queue."""
-        blocks: dict[QueueKey, PayloadBlock] = {}
+        blocks: dict[QueueName, PayloadBlock] = {}
         for queue in queues:
             block, error = self._places[queue].take()
             if isinstance(error, OffsetOutOfRangeError):
@@ -360,7 +360,7 @@ class LibrdkafkaReader:
                 self.records_read += len(block.offsets)
         return blocks
 
-    def _find_start(self, queue: QueueKey) -> PayloadBlock | None:
+    def _find_start(self, queue: QueueName) -> PayloadBlock | None:
         """Return the offsets that are gone, after Kafka has reported the position as out of range."""
         place = self._places[queue]
         try:

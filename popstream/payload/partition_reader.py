@@ -14,9 +14,9 @@ from popstream.kafka_internals import require_members
 from popstream.payload.payload_block import PayloadBlock
 from popstream.payload.payloads import Payload
 from popstream.wire.base_errors import Invalid
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
-    from popstream.outcome import QueueKey
     from popstream.settings import ClientSettings
 
 __all__ = ["IDLE_MAX", "PartitionReader"]
@@ -66,8 +66,8 @@ class PartitionReader:
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._consumer: Any = None
-        self._places: dict[QueueKey, _Place] = {}
-        self._lately: dict[QueueKey, float] = {}
+        self._places: dict[QueueName, _Place] = {}
+        self._lately: dict[QueueName, float] = {}
         self._poll_records: dict[str, int] = {}
         self._received: Total | None = None
         self._closed_bytes = 0
@@ -78,7 +78,7 @@ class PartitionReader:
         """Whether it has a consumer."""
         return self._consumer is not None
 
-    def is_at(self, queue: QueueKey, offset: int) -> bool:
+    def is_at(self, queue: QueueName, offset: int) -> bool:
         """Tell whether it reads `offset` of a queue next."""
         return queue in self._places and self._places[queue].position == offset
 
@@ -102,7 +102,7 @@ class PartitionReader:
             except Exception:
                 LOG.warning("could not close a consumer", exc_info=True)
 
-    def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, PayloadBlock]:
+    def read(self, targets: dict[QueueName, int]) -> dict[QueueName, PayloadBlock]:
         """Read on towards the targets for a moment; return the block of each partition that moved."""
         if self._consumer is None:
             self._connect()
@@ -149,7 +149,7 @@ class PartitionReader:
             self._received = Total()
             sensor.add(metrics.metric_name("incoming-byte-total", "popstream"), self._received)
 
-    def _assign(self, targets: dict[QueueKey, int], now_s: float) -> None:
+    def _assign(self, targets: dict[QueueName, int], now_s: float) -> None:
         """Assign the targets, and the idle partitions that were read last."""
         before = set(self._places)
         for queue in targets:
@@ -167,7 +167,7 @@ class PartitionReader:
             self._consumer.assign([*self._places])
             self._set_fetch_bytes(targets, now_s)
 
-    def _set_fetch_bytes(self, targets: dict[QueueKey, int], now_s: float) -> None:
+    def _set_fetch_bytes(self, targets: dict[QueueName, int], now_s: float) -> None:
         self._lately = {queue: read_s for queue, read_s in self._lately.items() if now_s - read_s < LATELY_S}
         self._lately |= dict.fromkeys(targets, now_s)
         fair_bytes = FETCH_BYTES_LATELY // len(self._lately)
@@ -175,22 +175,22 @@ class PartitionReader:
             PARTITION_FETCH_BYTES_MIN, min(fair_bytes, PARTITION_FETCH_BYTES)
         )
 
-    def _pause_all_but(self, active: set[QueueKey]) -> None:
+    def _pause_all_but(self, active: set[QueueName]) -> None:
         for queue, place in self._places.items():
             if place.is_paused == (queue in active):
                 (self._consumer.resume if place.is_paused else self._consumer.pause)(queue)
                 place.is_paused = not place.is_paused
 
-    def _turn_to(self, queue: QueueKey, offset: int) -> None:
+    def _turn_to(self, queue: QueueName, offset: int) -> None:
         """Seek to an offset, unless reading on is faster."""
         place = self._places[queue]
         if place.position < 0 or not place.position <= offset <= place.position + READ_THROUGH_MAX:
             self._consumer.seek(queue, offset)
             place.position = offset
 
-    def _poll(self, active: set[QueueKey], timeout_ms: int) -> dict[QueueKey, PayloadBlock]:
-        blocks: dict[QueueKey, PayloadBlock] = {}
-        polled: dict[QueueKey, Any] = {}
+    def _poll(self, active: set[QueueName], timeout_ms: int) -> dict[QueueName, PayloadBlock]:
+        blocks: dict[QueueName, PayloadBlock] = {}
+        polled: dict[QueueName, Any] = {}
         self._free_slot()
         try:
             max_records = min(
@@ -221,7 +221,7 @@ class PartitionReader:
                     self._closed_bytes += block.payload_bytes
         return blocks
 
-    def _find_start(self, queue: QueueKey) -> dict[QueueKey, PayloadBlock]:
+    def _find_start(self, queue: QueueName) -> dict[QueueName, PayloadBlock]:
         """Return the offsets that are gone, after Kafka has reported the position as out of range."""
         place = self._places[queue]
         try:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from popstream.payload.partition_reader import PartitionReader
 from popstream.wire.base_errors import Invalid
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
-    from popstream.outcome import QueueKey
     from popstream.payload.payload_block import PayloadBlock
     from popstream.settings import ClientSettings
 
@@ -32,10 +32,10 @@ class PayloadReader(Protocol):
     def bytes_read(self) -> int:
         """Number of bytes received so far; see `FetchCounts`."""
 
-    def is_at(self, queue: QueueKey, offset: int) -> bool:
+    def is_at(self, queue: QueueName, offset: int) -> bool:
         """Tell whether it reads `offset` of a queue next."""
 
-    def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, PayloadBlock]:
+    def read(self, targets: dict[QueueName, int]) -> dict[QueueName, PayloadBlock]:
         """Read on towards the targets for a moment; return the block of each partition that moved.
 
         A partition that does not exist, or is not written that far, does not move.

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from popstream.payload.fetch_progress import FetchProgress, ReadAhead
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from popstream.outcome import QueueKey
     from popstream.payload.block_cache import BlockCache
     from popstream.payload.payload_block import PayloadBlock
 
@@ -57,17 +57,17 @@ class ReadPlanner(Generic[Call]):
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
-        self._waiting: dict[QueueKey, list[Call]] = {}
-        self._ahead: dict[QueueKey, list[ReadAhead]] = {}
-        self._turns: dict[QueueKey, _Turn] = {}
-        self._suspects: list[QueueKey] = []
+        self._waiting: dict[QueueName, list[Call]] = {}
+        self._ahead: dict[QueueName, list[ReadAhead]] = {}
+        self._turns: dict[QueueName, _Turn] = {}
+        self._suspects: list[QueueName] = []
         self._alone_until_s = 0.0
 
     def __bool__(self) -> bool:
         """Tell whether there is something to read."""
         return bool(self._waiting or self._ahead)
 
-    def add(self, queue: QueueKey, call: Call, now_s: float) -> bool:
+    def add(self, queue: QueueName, call: Call, now_s: float) -> bool:
         """Serve a fetch from the cache; return True when it is done, otherwise it waits from now on."""
         self._cache.serve(queue, call, now_s)
         if call.next_offset is None:
@@ -75,7 +75,7 @@ class ReadPlanner(Generic[Call]):
         self._waiting.setdefault(queue, []).append(call)
         return False
 
-    def expect(self, queue: QueueKey, ranges: Sequence[tuple[int, int]], now_s: float) -> bool:
+    def expect(self, queue: QueueName, ranges: Sequence[tuple[int, int]], now_s: float) -> bool:
         """Read the records of a fetch that will come; return False when they are here.
 
         Also while it is not known which queue cannot be read: then it is left to the fetch.
@@ -92,7 +92,7 @@ class ReadPlanner(Generic[Call]):
         for queue in [*self._ahead]:
             self._forget_ahead(queue, lambda _: True)
 
-    def withdraw(self, queue: QueueKey, call: Call) -> None:
+    def withdraw(self, queue: QueueName, call: Call) -> None:
         """Remove a fetch, if it waits."""
         calls = self._waiting.get(queue, [])
         if call in calls:
@@ -101,7 +101,7 @@ class ReadPlanner(Generic[Call]):
                 del self._waiting[queue]
                 self._end_turn(queue)
 
-    def targets(self, now_s: float) -> dict[QueueKey, int]:
+    def targets(self, now_s: float) -> dict[QueueName, int]:
         """Return the offset to read next in each queue with waiting fetches."""
         while self._suspects and (self._suspects[0] not in self._waiting or now_s > self._alone_until_s):
             self._clear(self._suspects[0], now_s)
@@ -116,7 +116,7 @@ class ReadPlanner(Generic[Call]):
             targets[queue] = self._turns.setdefault(queue, _Turn(now_s)).choose(needs, now_s)
         return targets
 
-    def serve(self, blocks: Mapping[QueueKey, PayloadBlock], now_s: float) -> list[Call]:
+    def serve(self, blocks: Mapping[QueueName, PayloadBlock], now_s: float) -> list[Call]:
         """Serve the waiting fetches with blocks that were read; remove and return those that are done."""
         done: list[Call] = []
         for queue, block in blocks.items():
@@ -132,7 +132,7 @@ class ReadPlanner(Generic[Call]):
         self._cache.trim()
         return done
 
-    def fail(self, targets: Mapping[QueueKey, int], now_s: float) -> list[Call]:
+    def fail(self, targets: Mapping[QueueName, int], now_s: float) -> list[Call]:
         """Remove and return the fetches that fail after an error in reading the targets.
 
         With several queues the error may be of any of them: no fetch fails yet, and the queues are read one by one.
@@ -152,23 +152,23 @@ class ReadPlanner(Generic[Call]):
         self.expect_no_more()
         return [call for queue, calls in [*self._waiting.items()] for call in self._end(queue, [*calls])]
 
-    def _forget_ahead(self, queue: QueueKey, is_over: Callable[[ReadAhead], bool]) -> None:
+    def _forget_ahead(self, queue: QueueName, is_over: Callable[[ReadAhead], bool]) -> None:
         kept = [ahead for ahead in self._ahead.pop(queue, ()) if not is_over(ahead)]
         if kept:
             self._ahead[queue] = kept
         else:
             self._end_turn(queue)
 
-    def _end_turn(self, queue: QueueKey) -> None:
+    def _end_turn(self, queue: QueueName) -> None:
         if queue not in self._waiting and queue not in self._ahead:
             self._turns.pop(queue, None)
 
-    def _end(self, queue: QueueKey, calls: list[Call]) -> list[Call]:
+    def _end(self, queue: QueueName, calls: list[Call]) -> list[Call]:
         for call in calls:
             self.withdraw(queue, call)
         return calls
 
-    def _clear(self, queue: QueueKey, now_s: float) -> None:
+    def _clear(self, queue: QueueName, now_s: float) -> None:
         if queue in self._suspects:
             self._suspects.remove(queue)
             self._alone_until_s = now_s + STALL_S

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from popstream.wire.queue_name import QueueName
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from popstream.outcome import QueueKey
 
 __all__ = ["NextQueue", "Visit"]
 
@@ -21,7 +22,7 @@ __all__ = ["NextQueue", "Visit"]
 class Visit(msgspec.Struct, frozen=True):
     """One pop to send."""
 
-    queue: QueueKey
+    queue: QueueName
     max_messages: int
 
 
@@ -40,11 +41,11 @@ class NextQueue:
     [Visit(queue=('orders', 1), max_messages=30)]
     """
 
-    def __init__(self, queues: Iterable[QueueKey] = ()) -> None:
-        self._waiting: deque[QueueKey] = deque()
-        self._in_flight: set[QueueKey] = set()
-        self._promising: set[QueueKey] = set()
-        self._not_before_s: dict[QueueKey, float] = {}
+    def __init__(self, queues: Iterable[QueueName] = ()) -> None:
+        self._waiting: deque[QueueName] = deque()
+        self._in_flight: set[QueueName] = set()
+        self._promising: set[QueueName] = set()
+        self._not_before_s: dict[QueueName, float] = {}
         self.add(queues)
 
     def __len__(self) -> int:
@@ -60,12 +61,12 @@ class NextQueue:
         """Tell whether a queue could be visited, if there were room."""
         return any(self._is_free(queue, now_s) for queue in self._waiting)
 
-    def add(self, queues: Iterable[QueueKey]) -> None:
+    def add(self, queues: Iterable[QueueName]) -> None:
         """Add the queues that are not known yet."""
         known = self._in_flight.union(self._waiting)
         self._waiting.extend(queue for queue in queues if queue not in known)
 
-    def notified(self, queue: QueueKey) -> None:
+    def notified(self, queue: QueueName) -> None:
         """Visit a queue next, because it has become poppable."""
         if queue in self._waiting:
             self._waiting.remove(queue)
@@ -73,7 +74,7 @@ class NextQueue:
             self._promising.add(queue)
             self._not_before_s.pop(queue, None)
 
-    def ended(self, queue: QueueKey, *, asked_count: int, got_count: int, not_before_s: float = 0.0) -> None:
+    def ended(self, queue: QueueName, *, asked_count: int, got_count: int, not_before_s: float = 0.0) -> None:
         """Record that a visit has ended; the next one of its queue begins at `not_before_s` at the earliest."""
         self._in_flight.discard(queue)
         self._waiting.append(queue)
@@ -100,11 +101,11 @@ class NextQueue:
             self._not_before_s.pop(visit.queue, None)
         return visits
 
-    def _is_free(self, queue: QueueKey, now_s: float) -> bool:
+    def _is_free(self, queue: QueueName, now_s: float) -> bool:
         return self._not_before_s.get(queue, 0.0) <= now_s
 
     @staticmethod
-    def _share(queues: list[QueueKey], room: int) -> list[Visit]:
+    def _share(queues: list[QueueName], room: int) -> list[Visit]:
         """Divide the room equally among the first queues; each visit asks for at least one message."""
         chosen = queues[: max(room, 0)]
         if not chosen:

@@ -10,14 +10,14 @@ import msgspec
 from kafka import KafkaConsumer, TopicPartition
 
 from popstream.wire.notification import Notification
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from popstream.outcome import QueueKey
     from popstream.settings import ClientSettings
 
-    Listener = Callable[[QueueKey], None]
+    Listener = Callable[[QueueName], None]
     Listen = Callable[[Listener], Callable[[], None]]
 
 __all__ = ["Listen", "listen"]

@@ -19,6 +19,7 @@ from popstream.exchange.transport import new_op_id
 from popstream.message import Message
 from popstream.outcome import ReceiptHandle
 from popstream.wire.command import Cancel, ReturnClient
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from popstream.lease.leases import Leases
     from popstream.lease.retry_rules import RetryRules
     from popstream.message import Settler
-    from popstream.outcome import QueueKey
     from popstream.pop.record_filler import RecordFiller
     from popstream.wire.answer import Answer
     from popstream.wire.command import Pop
@@ -82,9 +82,9 @@ class Pops:
         self._settler = settler
         self._retries = retries
         self._returns_first = returns_first
-        self._returned: set[QueueKey] = set()
+        self._returned: set[QueueName] = set()
         self._changed = threading.Condition()
-        self._in_flight: dict[str, QueueKey] = {}
+        self._in_flight: dict[str, QueueName] = {}
         self._is_closing = False
 
     def send(self, command: Pop, timeout_ms: int | None = None) -> Future[Answer]:

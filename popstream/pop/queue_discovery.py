@@ -6,11 +6,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from popstream.outcome import QueueKey
 
 __all__ = ["QueueDiscovery"]
 
@@ -35,13 +35,13 @@ class QueueDiscovery:
         self._failing: set[str] = set()
         """Topics whose failure has been logged."""
 
-    def refresh(self, now_s: float) -> list[QueueKey]:
+    def refresh(self, now_s: float) -> list[QueueName]:
         """Return all queues of the topics that are due; a topic that Kafka cannot describe now is retried later.
 
         Raises:
             Invalid: A topic that was not found before does not exist.
         """
-        found: list[QueueKey] = []
+        found: list[QueueName] = []
         for topic, refresh_at_s in self._refresh_at_s.items():
             if now_s < refresh_at_s:
                 continue
@@ -62,7 +62,7 @@ class QueueDiscovery:
                 found += [(topic, queue_id) for queue_id in queue_ids]
         return found
 
-    def is_added(self, queue: QueueKey) -> bool:
+    def is_added(self, queue: QueueName) -> bool:
         """Tell whether a queue was added to its topic after the topic was first found."""
         topic, queue_id = queue
         return queue_id not in self._first_queues.get(topic, ())

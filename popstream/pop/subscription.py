@@ -33,6 +33,7 @@ from popstream.retries import Reject, Retry
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Init, Pop
 from popstream.wire.limits import POP_MESSAGES_MAX
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from popstream.lease.leases import Leases
     from popstream.message import Message
-    from popstream.outcome import QueueKey
     from popstream.pop.next_queue import Visit
     from popstream.pop.notifications import Listen
     from popstream.pop.pops import Pops
@@ -194,7 +194,7 @@ class Subscription:
         """Number of messages that the pops in flight may lease."""
         return sum(asked.visit.max_messages for asked in list(self._asked.values()))
 
-    def notified(self, queue: QueueKey) -> None:
+    def notified(self, queue: QueueName) -> None:
         """Pop a queue soon, because it has become poppable for this group."""
         with self._changed:
             self._visits.notified(queue)
@@ -392,7 +392,7 @@ class Subscription:
             self.stop()
             self._pops.ended(op_id)
 
-    def _poll_time_ms(self, queue: QueueKey) -> int:
+    def _poll_time_ms(self, queue: QueueName) -> int:
         if self._visits.waiting_count > 0:
             return POLL_MS_SHARED
         if self._leases.held.has_any(queue):

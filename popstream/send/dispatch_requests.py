@@ -25,6 +25,7 @@ from popstream.exchange.coalescer import Coalescer, ranges_by_label
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, QueueType, WrittenRange
 from popstream.wire.deliver_at import AT_ONCE
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from popstream.exchange.transport import Transport
-    from popstream.outcome import QueueKey
     from popstream.topics.message_topics import MessageTopic
     from popstream.wire.answer import Answer
 
@@ -54,7 +54,7 @@ SETTLED = frozenset((Reason.OK, Reason.BELOW_MIN))
 
 _Label = tuple[int, int, int]
 """(tag hash, count of messages, deliver_at_ms): the fields of a `WrittenRange` after its offsets."""
-_Written = tuple["QueueKey", int, _Label]
+_Written = tuple["QueueName", int, _Label]
 """(queue, offset, label)."""
 
 
@@ -112,13 +112,13 @@ class Dispatcher:
         self._describe = describe
         self._type_of = type_of
         self._state = threading.Condition()
-        self._queues: dict[QueueKey, _Queue] = {}
+        self._queues: dict[QueueName, _Queue] = {}
         self._pending_count = 0
-        self._refused: dict[QueueKey, list[tuple[int, int]]] = {}
-        self._open_ranges: dict[QueueKey, dict[int, WrittenRange]] = {}
+        self._refused: dict[QueueName, list[tuple[int, int]]] = {}
+        self._open_ranges: dict[QueueName, dict[int, WrittenRange]] = {}
         self._topics: dict[str, tuple[MessageTopic, float]] = {}
         self._is_closed = False
-        self._coalescer: Coalescer[QueueKey, _Written] = Coalescer(
+        self._coalescer: Coalescer[QueueName, _Written] = Coalescer(
             f"{transport.settings.client_id}-dispatch",
             delay_ms=delay_ms,
             items_max=WAITING_MAX,
@@ -179,7 +179,7 @@ class Dispatcher:
         for timer in timers:
             timer.cancel()
 
-    def _emit(self, queue: QueueKey, items: list[_Written]) -> None:
+    def _emit(self, queue: QueueName, items: list[_Written]) -> None:
         ranges = [
             WrittenRange(first, last, *facts)
             for facts, found in ranges_by_label((offset, label) for _, offset, label in items).items()
@@ -195,7 +195,7 @@ class Dispatcher:
         LOG.error("%d written messages are not dispatched: %s", len(items), error)
         self._done(len(items))
 
-    def _send(self, queue: QueueKey, ranges: list[WrittenRange]) -> None:
+    def _send(self, queue: QueueName, ranges: list[WrittenRange]) -> None:
         with self._state:
             open_ranges = self._open_ranges.setdefault(queue, {})
             open_ranges.update((id(written), written) for written in ranges)
@@ -211,7 +211,7 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - Kafka or the job do not answer now, so it is retried
             self._later(queue, ranges, f"{error}")
 
-    def _declare(self, queue: QueueKey) -> None:
+    def _declare(self, queue: QueueName) -> None:
         """Send the declaration before the first dispatch; both go through the same transport, which keeps the order."""
         with self._state:
             known = self._queues.setdefault(queue, _Queue())
@@ -230,7 +230,7 @@ class Dispatcher:
             self._topics[name] = (found, time.monotonic())
         return found
 
-    def _on_declared(self, queue: QueueKey, future: Future[Answer]) -> None:
+    def _on_declared(self, queue: QueueName, future: Future[Answer]) -> None:
         error = future.exception()
         if error is None and future.result().reason is Reason.OK:
             return
@@ -238,7 +238,7 @@ class Dispatcher:
         with self._state:
             self._queues[queue].is_declared = False
 
-    def _on_dispatched(self, queue: QueueKey, ranges: list[WrittenRange], future: Future[Answer]) -> None:
+    def _on_dispatched(self, queue: QueueName, ranges: list[WrittenRange], future: Future[Answer]) -> None:
         error = future.exception()
         if isinstance(error, ClientClosed):
             return
@@ -261,7 +261,7 @@ class Dispatcher:
         if again:
             self._later(queue, again, answer.reason)
 
-    def _later(self, queue: QueueKey, ranges: list[WrittenRange], why: str) -> None:
+    def _later(self, queue: QueueName, ranges: list[WrittenRange], why: str) -> None:
         """Retry after a pause that doubles with each failure in a row; each queue has one timer."""
         with self._state:
             known = self._queues.setdefault(queue, _Queue())
@@ -275,19 +275,19 @@ class Dispatcher:
             known.timer.start()
         LOG.info("retrying the dispatch of %s/%d in %.2f s: %s", *queue, pause_s, why)
 
-    def _again(self, queue: QueueKey) -> None:
+    def _again(self, queue: QueueName) -> None:
         with self._state:
             known = self._queues[queue]
             ranges, known.again, known.timer = known.again, [], None
         if ranges:
             self._send(queue, sorted(ranges, key=lambda written: written.first))
 
-    def _refuse(self, queue: QueueKey, ranges: list[WrittenRange]) -> None:
+    def _refuse(self, queue: QueueName, ranges: list[WrittenRange]) -> None:
         with self._state:
             self._refused.setdefault(queue, []).extend(_spans(ranges))
         self._settle(queue, ranges)
 
-    def _settle(self, queue: QueueKey, ranges: list[WrittenRange]) -> None:
+    def _settle(self, queue: QueueName, ranges: list[WrittenRange]) -> None:
         with self._state:
             open_ranges = self._open_ranges[queue]
             settled = [written for written in ranges if open_ranges.pop(id(written), None) is not None]

@@ -30,6 +30,7 @@ from popstream.errors import ClientClosed, OutcomeUnknown
 from popstream.send.accumulator import Accumulator
 from popstream.send.settle_load import settle_load
 from popstream.send.shipment import NOT_ASKED, SendOutcome, SendQueue, Shipment, not_written
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,7 @@ class OrderedSender:
         self._lock = threading.Lock()
         self._for_sends = threading.Condition(self._lock)
         self._for_flush = threading.Condition(self._lock)
-        self._queues: dict[tuple[str, int], SendQueue] = {}
+        self._queues: dict[QueueName, SendQueue] = {}
         # Short-lived processes must not all begin at the first queue of a topic.
         self._turns: dict[str, int] = {}
         self._epoch = 0

@@ -10,13 +10,13 @@ import msgspec
 from popstream.exchange.coalescer import ranges_of
 from popstream.payload.payloads import Payload
 from popstream.testing._memory_kafka import MemoryKafka
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from popstream.dead_letters.letter_topics import HandledLetter, LogBounds
-    from popstream.outcome import QueueKey
     from popstream.payload.payloads import Payloads
     from popstream.testing.memory_job import MemoryJob
     from popstream.wire.command import QueueType
@@ -57,7 +57,7 @@ class MemoryLetterTopics:
         """Return a writer."""
         return MemoryLetterWriter(self._job)
 
-    def dispatch(self, sent: Mapping[QueueKey, Sequence[tuple[int, int]]]) -> None:
+    def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """Do nothing: what is written is dispatched."""
 
     def erase(self, ends: Mapping[int, int]) -> None:

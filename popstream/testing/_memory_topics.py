@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from popstream.exchange.coalescer import ranges_of
 from popstream.payload.payloads import FetchCounts, Fetched, Payload, merge_ranges
 from popstream.wire.base_errors import Corrupt, Invalid
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from popstream.outcome import QueueKey
 
 __all__ = ["MemoryTopics"]
 
@@ -31,11 +31,11 @@ class MemoryTopics:
         self.late: set[tuple[str, int, int]] = set()
         self.damaged: set[tuple[str, int, int]] = set()
         self._lock = threading.Lock()
-        self._queues: dict[QueueKey, list[Payload]] = {}
+        self._queues: dict[QueueName, list[Payload]] = {}
         self._counts = FetchCounts()
 
     @property
-    def queues(self) -> list[QueueKey]:
+    def queues(self) -> list[QueueName]:
         """All queues."""
         return list(self._queues)
 

@@ -40,13 +40,13 @@ from popstream.wire.answer import Answer
 from popstream.wire.command import ChangeInvisible, Command, Declare, Dispatch, Tick, WrittenRange, encode_command
 from popstream.wire.dead_letter_record import copy_of
 from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from popstream.outcome import QueueKey
     from popstream.wire.command import QueueType
     from popstream.wire.dead_letter import DeadLetter
 
@@ -79,7 +79,7 @@ class MemoryJob:
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self.now_ms = now_ms
         self.records: list[Command] = []
-        self.silent: set[QueueKey] = set()
+        self.silent: set[QueueName] = set()
         self.is_old = False
         self.cpu_s = 0.0
         self.payloads = MemoryTopics()
@@ -89,7 +89,7 @@ class MemoryJob:
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []
         self._clients: weakref.WeakSet[Consumer[Any] | Producer[Any]] = weakref.WeakSet()
-        self._listeners: list[tuple[str, Callable[[QueueKey], None]]] = []
+        self._listeners: list[tuple[str, Callable[[QueueName], None]]] = []
 
     def consumer(self, group: str, **options: Any) -> Consumer:  # noqa: ANN401 - as Consumer's
         """Return a consumer of this job.
@@ -221,7 +221,7 @@ class MemoryJob:
         self._links.append(link)
         return link
 
-    def listen(self, group: str, listener: Callable[[QueueKey], None]) -> Callable[[], None]:
+    def listen(self, group: str, listener: Callable[[QueueName], None]) -> Callable[[], None]:
         """Call `listener` with each queue that becomes poppable for a group; return an unsubscribe callable."""
         listening = (group, listener)
         self._listeners.append(listening)

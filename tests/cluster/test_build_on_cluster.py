@@ -53,6 +53,7 @@ from popstream.exchange.partitioner import queue_of_ops_key
 from popstream.settings import ClientSettings
 from popstream.topics.message_topics import MessageTopic, TopicReader
 from popstream.wire.command import Pop
+from popstream.wire.queue_name import QueueName
 from popstream.wire.signing import OperationVerifier
 from tests.support.wire import wait_for
 
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
 
     from broker_state.consume_queue import ConsumeQueue
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.build_units.queue_change import Queue
 
 Rows = list[dict[str, Any]]
 PATIENCE_S = 400.0
@@ -140,7 +140,7 @@ class Lab:
         finally:
             reader.close()
 
-    def metas(self) -> dict[Queue, QueueMeta]:
+    def metas(self) -> dict[QueueName, QueueMeta]:
         """What the job says of its queues."""
         with KeyedLog(self.connection, f"{self.prefix}.cluster_queues") as log:
             return {
@@ -209,7 +209,7 @@ class Lab:
         found = DeltaTable(f"{self.cluster.tables}/consume_queue").to_pyarrow_table().select(DELTA_SCHEMA.names)
         return in_order(found.to_pylist())
 
-    def stored(self) -> dict[Queue, dict[bytes, bytes]]:
+    def stored(self) -> dict[QueueName, dict[bytes, bytes]]:
         """The values of all queues, as Spark's own reader finds them in the state store."""
         frame = (
             self.spark.read.format("statestore")
@@ -217,14 +217,14 @@ class Lab:
             .option("stateVarName", "units")
             .load()
         )
-        values: dict[Queue, dict[bytes, bytes]] = {}
+        values: dict[QueueName, dict[bytes, bytes]] = {}
         for row in frame.select(
             f.col("key.queue"), f.col("user_map_key.bytes").alias("at"), f.col("user_map_value.bytes").alias("value")
         ).collect():
             values.setdefault(queue_of_ops_key(row.queue.encode()), {})[bytes(row.at)] = bytes(row.value)
         return values
 
-    def embedded(self, folder: Path) -> tuple[dict[Queue, ConsumeQueue], dict[Queue, dict[bytes, bytes]], Rows]:
+    def embedded(self, folder: Path) -> tuple[dict[QueueName, ConsumeQueue], dict[QueueName, dict[bytes, bytes]], Rows]:
         """The records, the values and the rows of the builder over RocksDB, which reads the topics as they are now."""
         topics = self.topics()
         types = {name: self.metas()[name, 0].record.queue_type for name in topics}  # type: ignore[union-attr]
@@ -274,7 +274,7 @@ class Lab:
                 offsets += chain.from_iterable(range(run.first, run.last + 1) for run in answer.messages)
 
 
-def units_of(builder: Builder, queue: Queue) -> Units:
+def units_of(builder: Builder, queue: QueueName) -> Units:
     return units_between(builder.queues[queue], builder.get(queue), 0, 1 << 62)
 
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 from broker_state.consume_queue import ConsumeQueue, Units
 from connectors.delta.all_columns import with_all_columns
 from connectors.delta.tables import CONSUME_QUEUE
-from pipelines.build_units.queue_change import Queue
 from pipelines.build_units.unit_tables import delta_rows, store_dates
 from pipelines.cluster.arrow_slices import read_slice_rows, sliced
 from pipelines.cluster.decide.extent import EXTENT_BYTES, KEY_FORMAT, Extent
 from pipelines.cluster.decide.outgoing import OutgoingRecord
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind, LogPlace
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["UNIT_TABLE", "UnitsKey", "completed_units", "unit_records"]
 
@@ -68,7 +68,7 @@ class UnitsKey(NamedTuple):
 
 
 def unit_records(
-    queue: Queue,
+    queue: QueueName,
     state_epoch: str,
     built: Iterable[tuple[int, Sequence[tuple[ConsumeQueue, Units]]]],
     begin: LogPlace,

@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from broker_state.consume_queue import ConsumeQueue
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import sink_options
-from pipelines.build_units.queue_change import LogFacts, Queue, updated
+from pipelines.build_units.queue_change import LogFacts, updated
 from pipelines.cluster.keyed_log import KeyedLog
 from pipelines.cluster.queues.queue_log import Began, LogRecord, Scanned, Truncated, encode_log_record
 from pipelines.cluster.queues.queue_shard import BuiltQueue, QueueMeta
@@ -32,6 +32,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
+from popstream.wire.queue_name import QueueName
 from popstream.wire.signing import SIGNED_AFTER_MS_MAX, SIGNED_BEFORE_MS_MAX
 
 __all__ = ["LogQueueWriter"]
@@ -44,7 +45,7 @@ _TIMEOUT_S = 60.0
 class ReadScans(NamedTuple):
     """What tasks have packed: by queue the offset after its last record, and the number of records of all."""
 
-    ends: dict[Queue, int]
+    ends: dict[QueueName, int]
     records: int
 
 
@@ -75,7 +76,7 @@ class LogQueueWriter:
         signs: bool = False,
     ) -> None:
         self.lock = threading.RLock()
-        self.queues: dict[Queue, ConsumeQueue] = {}
+        self.queues: dict[QueueName, ConsumeQueue] = {}
         """By their ends, what is written to the log; counts are unknown."""
         self._connection = connection
         self._log_topic = internal.queue_log
@@ -99,8 +100,8 @@ class LogQueueWriter:
         """See `QueueWriter.update_topics`."""
         with self.lock:
             is_behind = self._go_back()
-            found: dict[Queue, ConsumeQueue] = {}
-            news: list[tuple[Queue, LogRecord]] = []
+            found: dict[QueueName, ConsumeQueue] = {}
+            news: list[tuple[QueueName, LogRecord]] = []
             for topic in topics.values():
                 queue_type = queue_types.get(topic.name, "simple")
                 for queue_id, start in sorted(topic.starts.items()):
@@ -118,7 +119,7 @@ class LogQueueWriter:
         """Return True: Kafka has room, and the queries behind it have limits of their own."""
         return True
 
-    def read(self, frame: DataFrame, ends: Mapping[Queue, int], batch_topics: frozenset[str]) -> ReadScans:  # noqa: ARG002 - a port
+    def read(self, frame: DataFrame, ends: Mapping[QueueName, int], batch_topics: frozenset[str]) -> ReadScans:  # noqa: ARG002 - a port
         """See `QueueWriter.read`: executors keep the packed rows until they are written."""
         self._forget()
         spans = self._spans(ends)
@@ -129,7 +130,7 @@ class LogQueueWriter:
         rows = packed.groupBy("key").agg(f.max("end_offset"), f.sum("records")).collect()
         return ReadScans({queue_of_ops_key(bytes(key)): end for key, end, _ in rows}, sum(row[2] for row in rows))
 
-    def write(self, read: ReadScans, ends: Mapping[Queue, int]) -> int:
+    def write(self, read: ReadScans, ends: Mapping[QueueName, int]) -> int:
         """See `QueueWriter.write`."""
         with self.lock:
             spans = self._spans(ends)
@@ -148,7 +149,7 @@ class LogQueueWriter:
             self._forget()
         return read.records
 
-    def truncate(self, queue: Queue, end_offset: int, *, is_same_log: bool = True) -> int:
+    def truncate(self, queue: QueueName, end_offset: int, *, is_same_log: bool = True) -> int:
         """See `QueueWriter.truncate`.
 
         Raises:
@@ -167,7 +168,7 @@ class LogQueueWriter:
             self.queues[queue] = msgspec.structs.replace(known, end_offset=end)
             return end
 
-    def _spans(self, ends: Mapping[Queue, int]) -> dict[Queue, ScanSpan]:
+    def _spans(self, ends: Mapping[QueueName, int]) -> dict[QueueName, ScanSpan]:
         return {
             queue: ScanSpan(self.queues[queue].topic_id, self.queues[queue].end_offset, end)
             for queue, end in ends.items()
@@ -194,13 +195,13 @@ class LogQueueWriter:
                 is_behind = True
         return is_behind
 
-    def _news(self) -> Iterable[tuple[Queue, QueueMeta]]:
+    def _news(self) -> Iterable[tuple[QueueName, QueueMeta]]:
         for key, value in self._built.to_end():
             built = BuiltQueue.decode(value)
             if built is not None and built.state_epoch == self._state_epoch:
                 yield queue_of_ops_key(key), built.meta
 
-    def _write(self, records: Iterable[tuple[Queue, LogRecord]]) -> None:
+    def _write(self, records: Iterable[tuple[QueueName, LogRecord]]) -> None:
         """Write records, and wait until Kafka has them."""
         began_ms = _now_ms()
         try:

@@ -13,7 +13,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
 from pipelines.build_units.accepted_ids import DedupRule, MemoryIds
-from pipelines.build_units.queue_change import Queue
 from pipelines.cluster.audit.unit_entries import unit_records
 from pipelines.cluster.decide.outgoing import OutgoingRecord
 from pipelines.cluster.decide.spark_maps import open_map, open_value
@@ -21,6 +20,7 @@ from pipelines.cluster.queues.queue_log import decode_log_record
 from pipelines.cluster.queues.queue_shard import BuiltQueue, BuiltUnits, QueueMeta, QueueShard
 from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
 from popstream.wire.command import AdminCommand, Command, encode_command
+from popstream.wire.queue_name import QueueName
 from popstream.wire.signing import SIGNED_BEFORE_MS_MAX, AdminKey, sign_operation
 
 __all__ = ["QueueProcessor", "UnitSettings", "signed_at_ms"]
@@ -103,7 +103,7 @@ class QueueProcessor(StatefulProcessor):
         """Do nothing: Spark closes the state."""
 
     def _outgoing(
-        self, queue: Queue, name: str, before: QueueMeta, meta: QueueMeta, built: list[BuiltUnits], at_ms: int
+        self, queue: QueueName, name: str, before: QueueMeta, meta: QueueMeta, built: list[BuiltUnits], at_ms: int
     ) -> Iterator[OutgoingRecord]:
         settings = self._settings
         key = ops_key(*queue)

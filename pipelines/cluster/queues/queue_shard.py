@@ -17,7 +17,7 @@ import structlog
 from broker_state.consume_queue import ConsumeQueue, Place, Revision, Scan, Units, place_key, truncate
 from broker_state.store.value_format import FORMAT_1, StoredRecord, read_stored
 from pipelines.build_units.accepted_ids import DedupRule, IdCounts, MemoryIds, accepted_ids
-from pipelines.build_units.queue_change import LogFacts, Queue, QueueChange, appended, updated
+from pipelines.build_units.queue_change import LogFacts, QueueChange, appended, updated
 from pipelines.build_units.unit_tables import units_by_queue
 from pipelines.cluster.arrow_slices import read_slice_rows
 from pipelines.cluster.decide.extent import START
@@ -26,6 +26,7 @@ from pipelines.cluster.queues.queue_log import Began, LogRecord, Scanned, Trunca
 from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["BuiltQueue", "BuiltUnits", "QueueMeta", "QueueShard"]
 
@@ -111,7 +112,7 @@ class QueueShard:
     """
 
     def __init__(
-        self, queue: Queue, units: StoredMap, meta: QueueMeta, rule: DedupRule, ids: MemoryIds | None = None
+        self, queue: QueueName, units: StoredMap, meta: QueueMeta, rule: DedupRule, ids: MemoryIds | None = None
     ) -> None:
         self.meta = meta
         self.ids = ids

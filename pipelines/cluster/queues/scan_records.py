@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.build_units.queue_change import Queue
 from pipelines.cluster.arrow_slices import sliced
 from pipelines.cluster.queues.queue_log import Scanned, encode_log_record
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["SCANS_SCHEMA", "ScanSpan", "scan_packer"]
 
@@ -28,7 +28,7 @@ class ScanSpan(NamedTuple):
 
 
 def scan_packer(
-    spans: Mapping[Queue, ScanSpan], log_topic: str, partitions: int
+    spans: Mapping[QueueName, ScanSpan], log_topic: str, partitions: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for `mapInArrow`, from rows of UNIT_SCHEMA to rows of SCANS_SCHEMA.
 
@@ -56,7 +56,9 @@ def scan_packer(
     return pack
 
 
-def _scans(queue: Queue, span: ScanSpan, rows: pa.Table, ends: dict[Queue, int]) -> Iterator[tuple[bytes, bytes, int]]:
+def _scans(
+    queue: QueueName, span: ScanSpan, rows: pa.Table, ends: dict[QueueName, int]
+) -> Iterator[tuple[bytes, bytes, int]]:
     offsets = rows["queue_offset"].to_numpy()
     wanted = rows.filter(pa.array((offsets >= span.first_offset) & (offsets < span.end_offset)))
     for part, data in sliced(wanted, SCAN_BYTES_MAX):
@@ -66,7 +68,7 @@ def _scans(queue: Queue, span: ScanSpan, rows: pa.Table, ends: dict[Queue, int])
         yield ops_key(*queue), encode_log_record(scanned), part.num_rows
 
 
-def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[Queue, pa.Table]]:
+def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[QueueName, pa.Table]]:
     """Yield the consecutive rows of each queue."""
     if not batch.num_rows:
         return

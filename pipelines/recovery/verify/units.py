@@ -22,7 +22,6 @@ from connectors.delta.row_comparison import Comparison, compare_rows
 from connectors.delta.tables import CONSUME_QUEUE, table_path
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder_records import read_queues, read_spans, reader_of
-from pipelines.build_units.queue_change import Queue
 from pipelines.build_units.unit_tables import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
@@ -35,6 +34,7 @@ from popstream.wire.dedup_id import dedup_hash_of
 from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.headers import BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.key_hash import key_hash
+from popstream.wire.queue_name import QueueName
 from popstream.wire.tag import tag_hash, tag_value
 
 __all__ = ["DifferentQueue", "MessageLog", "UnitResult", "compare_units"]
@@ -80,7 +80,7 @@ class UnitResult(msgspec.Struct, kw_only=True):
 def compare_units(
     plan: VerifyPlan,
     noted: Path,
-    logs: Mapping[Queue, MessageLog | str],
+    logs: Mapping[QueueName, MessageLog | str],
     on_progress: Callable[[str, int, int], None],
 ) -> UnitResult:
     """Compare all units, from where an earlier process stopped.
@@ -158,7 +158,7 @@ def _within(rows: pa.Table, spans: Mapping[str, Span]) -> pa.Table:
 
 def _compare_with_delta(
     result: UnitResult,
-    queue: Queue,
+    queue: QueueName,
     record: ConsumeQueue,
     units: Units,
     found: pa.Table,
@@ -181,7 +181,7 @@ def _compare_with_delta(
 
 
 def _compare_with_log(
-    result: UnitResult, queue: Queue, record: ConsumeQueue, units: Units, log: MessageLog, span: Span
+    result: UnitResult, queue: QueueName, record: ConsumeQueue, units: Units, log: MessageLog, span: Span
 ) -> None:
     first, end = max(span[0], log.span[0]), min(span[1], log.span[1])
     try:
@@ -205,7 +205,7 @@ def _first_difference(wanted: pa.Table, found: pa.Table) -> int:
     return min(int(row["queue_offset"]) for row in different if row is not None)
 
 
-def _log_rows(queue: Queue, record: ConsumeQueue, records: Iterable[Any]) -> pa.Table:
+def _log_rows(queue: QueueName, record: ConsumeQueue, records: Iterable[Any]) -> pa.Table:
     """Return the units that records lead to, by the rules of `unit_columns`."""
     is_batch = record.queue_type == "batch"
     has_ids = record.queue_type == "simple"

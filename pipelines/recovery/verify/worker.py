@@ -11,7 +11,6 @@ import msgspec
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.builder_records import read_queues
-from pipelines.build_units.queue_change import Queue
 from pipelines.recovery.ops_log import LostRecords, found_log
 from pipelines.recovery.replay_source import ReplaySource
 from pipelines.recovery.verify.decide_again import run_share
@@ -20,6 +19,7 @@ from pipelines.recovery.verify.units import MessageLog, compare_units
 from pipelines.recovery.verify.work_folder import WorkFolder
 from pipelines.recovery.worker_process import OnProgress, partition_readers, serve
 from popstream.wire.base_errors import Corrupt
+from popstream.wire.queue_name import QueueName
 
 __all__ = ["UNITS", "VerifyTask"]
 
@@ -72,7 +72,7 @@ def _compare_units(
     facts = describe(task.source.connection, names) if names and task.with_messages else {}
     retained = {name: found_log(task.source.connection, facts[name]) for name in facts}
 
-    def log_of(queue: Queue) -> MessageLog | str:
+    def log_of(queue: QueueName) -> MessageLog | str:
         topic, queue_id = queue
         if not task.with_messages:
             return "message topics are not read (--no-messages)"
@@ -81,7 +81,7 @@ def _compare_units(
         span = (retained[topic].first_offset.get(queue_id, 0), retained[topic].end_offset.get(queue_id, 0))
         return MessageLog(span, lambda first, end: between(topic, queue_id, first, end))
 
-    logs: Mapping[Queue, MessageLog | str] = {queue: log_of(queue) for queue in queues}
+    logs: Mapping[QueueName, MessageLog | str] = {queue: log_of(queue) for queue in queues}
     return compare_units(plan, folder.units, logs, on_progress)
 
 

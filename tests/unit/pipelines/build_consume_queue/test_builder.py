@@ -22,7 +22,7 @@ from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_records import UnitsInDelta, read_spans
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.queue_view import QueueRequest
-from pipelines.build_units.queue_change import Queue, declare_of
+from pipelines.build_units.queue_change import declare_of
 from pipelines.decide_ops.entry import EntryKind
 from popstream import Transport
 from popstream.testing.memory_job import MemoryJob
@@ -31,6 +31,7 @@ from popstream.wire.answer import Answer
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, Policy, Pop, WrittenRange
 from popstream.wire.key_hash import key_hash
+from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 from tests.support.threads import leaves_no_thread
 from tests.support.wire import wait_for
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = "orders"
-QUEUE: Queue = (TOPIC, 0)
+QUEUE: QueueName = (TOPIC, 0)
 
 
 def topic(topic_id: str = "id-1", start: int = 0, partitions: int = 1) -> dict[str, MessageTopic]:
@@ -84,7 +85,7 @@ class Lab:
     def stored(self) -> dict[tuple[str, bytes], bytes]:
         return {(family, key): value for family in (QUEUES, UNITS) for key, value in self.store.scan(family, b"")}
 
-    def offsets(self, queue: Queue = QUEUE) -> list[int]:
+    def offsets(self, queue: QueueName = QUEUE) -> list[int]:
         found = units_between(self.builder.queues[queue], self.builder.get(queue), 0, 1 << 62)
         return list(found.queue_offset.tolist())
 
@@ -288,7 +289,7 @@ class Job:
         self.transport.close()
 
 
-def declared(lab: Lab, queue: Queue) -> Declare | None:
+def declared(lab: Lab, queue: QueueName) -> Declare | None:
     record = lab.builder.queues.get(queue)
     return None if record is None else declare_of(queue, record)
 

@@ -24,7 +24,6 @@ from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_records import read_queues, reader_of
-from pipelines.build_units.queue_change import Queue
 from pipelines.build_units.unit_tables import delta_rows, units_by_queue
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
@@ -35,6 +34,7 @@ from pipelines.recovery.verify.verdict import verdict
 from pipelines.recovery.verify.work_folder import replace_file
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.topics.message_topics import MessageTopic
+from popstream.wire.queue_name import QueueName
 from tests.support.in_process.verify_scene import WrittenTable
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class UnitScene:
         ((_, units),) = units_by_queue(table, batch_topics=frozenset({"batched"}))
         return Scan(first, end, units)
 
-    def rows(self, builder: Builder, store: RocksStore, queue: Queue, first: int, end: int) -> pa.Table:
+    def rows(self, builder: Builder, store: RocksStore, queue: QueueName, first: int, end: int) -> pa.Table:
         known = builder.queues[queue]
         units: Units = units_between(known, reader_of(store, queue), first, end)
         rows = delta_rows(queue, known.topic_id, known.queue_type, units)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popstream.outcome import QueueKey
 from popstream.pop.next_queue import NextQueue
+from popstream.wire.queue_name import QueueName
 
-QUEUES: list[QueueKey] = [("orders", queue_id) for queue_id in range(4)]
+QUEUES: list[QueueName] = [("orders", queue_id) for queue_id in range(4)]
 
 
 def counts(visits: NextQueue, room: int, now_s: float = 0.0) -> dict[int, int]:
@@ -61,7 +61,7 @@ def test_a_queue_is_left_alone_until_its_time() -> None:
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(0, 12)), max_size=60))
 def test_the_room_is_never_exceeded_and_no_queue_is_forgotten(history: list[tuple[int, int, int]]) -> None:
     visits = NextQueue(QUEUES)
-    in_flight: dict[QueueKey, int] = {}
+    in_flight: dict[QueueName, int] = {}
     for room, place, got in history:
         planned = visits.plan(room, 0.0)
         assert sum(visit.max_messages for visit in planned) <= room

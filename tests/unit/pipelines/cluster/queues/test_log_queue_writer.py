@@ -19,11 +19,11 @@ from popstream.exchange.partitioner import ops_key, queue_of_ops_key
 from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipelines.build_units.queue_change import Queue
 
 QUEUE = ("orders", 0)
 
@@ -32,7 +32,7 @@ class Kafka:
     """In the place of a producer, and of the topic with what is built."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[Queue, LogRecord]] = []
+        self.written: list[tuple[QueueName, LogRecord]] = []
         self.news: list[tuple[bytes, bytes]] = []
         self.is_away = False
         self.ahead_s = 0.0
@@ -57,11 +57,11 @@ class Kafka:
         news, self.news = self.news, []
         return iter(news)
 
-    def tell(self, queue: Queue, record: ConsumeQueue | None, epoch: str = "epoch", **fields: Any) -> None:
+    def tell(self, queue: QueueName, record: ConsumeQueue | None, epoch: str = "epoch", **fields: Any) -> None:
         built = BuiltQueue(epoch, QueueMeta(record=record, build_seq=1, **fields))
         self.news.append((ops_key(*queue), built.encode()))
 
-    def take(self) -> list[tuple[Queue, LogRecord]]:
+    def take(self) -> list[tuple[QueueName, LogRecord]]:
         written, self.written = self.written, []
         return written
 
