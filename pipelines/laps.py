@@ -10,6 +10,8 @@ __all__ = ["Fact", "Lap", "OnLap", "ignore_lap", "seconds_of"]
 Fact = str | int | list[str]
 
 AT_ONCE_S = 0.01
+LOOP_PARTS_MAX = 3
+"""Parts of which the turns of a loop consist."""
 
 
 class Lap:
@@ -46,13 +48,13 @@ class Lap:
     def part(self, name: str) -> "Lap":
         """Return a lap within this one, to be entered.
 
-        Parts of one name that follow each other at once are one lap: they are the turns of a loop.
+        A part that comes again at once, alone or after others, is one lap: they are the turns of a loop.
         """
-        last = self.parts[-1] if self.parts else None
-        if last is None or last.name != name or last.error or time.perf_counter() - last.ended_s > AT_ONCE_S:
-            last = Lap(name)
-            self.parts.append(last)
-        return last
+        known = next((part for part in reversed(self.parts[-LOOP_PARTS_MAX:]) if part.name == name), None)
+        if known is None or known.error or time.perf_counter() - known.ended_s > AT_ONCE_S:
+            known = Lap(name)
+            self.parts.append(known)
+        return known
 
     def __enter__(self) -> Self:
         self._entered_s = time.perf_counter()

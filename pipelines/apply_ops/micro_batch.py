@@ -1,4 +1,4 @@
-"""One micro-batch of operations, applied in six steps: decode, order, prefetch, decide, write, publish.
+"""One micro-batch of operations, applied in six steps: order, decode, prefetch, decide, write, publish.
 
 A micro-batch is one WriteBatch, unless it takes longer than WRITE_AFTER_S to decide, because its operations are many or
 large: then what is decided is written and answered, and the rest follows in the next WriteBatch.
@@ -35,7 +35,7 @@ from popstream.wire.queue_name import QueueName
 
 __all__ = ["STEPS", "MicroBatchApplier", "MicroBatchReport", "RecordSource"]
 
-STEPS = ("decode", "order", "prefetch", "decide", "write", "publish")
+STEPS = ("order", "decode", "prefetch", "decide", "write", "publish")
 """The steps of a micro-batch: names of its fail-points, laps and metrics, in order (docs/design.md)."""
 
 
@@ -221,14 +221,14 @@ class MicroBatchApplier:
     ) -> None:
         """Apply records, and the holes among them, up to `end_offset`: as one WriteBatch, or more if it takes long.
 
-        1. decode: bytes to commands; values that are not commands are rejected
-        2. order: by (partition, Kafka offset), without records that are already applied
+        1. order: by (partition, Kafka offset), without records that are already applied
+        2. decode: bytes to commands; values that are not commands are rejected
         3. prefetch: one multi-get for the op_ids of the operations
         4. decide: fold the operations over the overlay
         5. write: state, outbox entries and offsets, as one synced WriteBatch
         6. publish: send the new outbox entries to Kafka
 
-        Steps 1 to 3 run once for each slice, step 4 for each turn of the partitions. Nothing is written if there is
+        Step 1 runs once for each slice, steps 2 to 4 for each turn of the partitions. Nothing is written if there is
         nothing to apply.
 
         Raises:
@@ -236,26 +236,26 @@ class MicroBatchApplier:
         """
         decider, began_s = self._decider, time.perf_counter()
         for records in _fetched(slices, report):
-            with _pure():
-                # Step 1: decode
-                with report.step("decode") as lap:
-                    lap.facts["records"] = len(records)
-                    report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
-                    decoded = decider.decode(records)
-                # Step 2: order
-                with report.step("order"):
-                    ordered = order(decoded, self.applied.next_offset)
-                # Step 3: prefetch
-                with report.step("prefetch"):
-                    decider.prefetch(ordered)
+            # Step 1: order
+            with _pure(), report.step("order") as lap:
+                lap.facts["records"] = len(records)
+                report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
+                ordered = order(records, self.applied.next_offset)
             for turn in in_turns(ordered, self._turn_length):
                 turn_began_s = time.perf_counter()
                 if decider.decided.records and turn_began_s - began_s > WRITE_AFTER_S:
                     self._finish({**self.applied.next_offset, **decider.decided.ends}, spark_batch_id, report)
                     began_s = turn_began_s = time.perf_counter()
-                # Step 4: decide
-                with _pure(), report.step("decide"):
-                    decider.decide(turn)
+                with _pure():
+                    # Step 2: decode
+                    with report.step("decode"):
+                        decoded = decider.decode(turn)
+                    # Step 3: prefetch
+                    with report.step("prefetch"):
+                        decider.prefetch(decoded)
+                    # Step 4: decide
+                    with report.step("decide"):
+                        decider.decide(decoded)
                 self._turn_length.took(time.perf_counter() - turn_began_s)
         if decider.decided.records or end_offset != self.applied.next_offset:
             self._finish(end_offset, spark_batch_id, report)

@@ -116,7 +116,7 @@ class Metric(Enum):
     STEP_SECONDS = MetricDefinition(
         "popstream_step_seconds",
         MetricKind.HISTOGRAM,
-        "Seconds per step of a micro-batch: fetch, decode, order, prefetch, decide, write, publish",
+        "Seconds per step of a micro-batch: fetch, order, decode, prefetch, decide, write, publish",
         labels=("step",),
     )
     ANSWER_SECONDS = MetricDefinition(

@@ -1,4 +1,4 @@
-"""Step 1, decode: records of the ops topic to commands, strictly. Nothing in a record can fail a micro-batch.
+"""Step 2, decode: records of the ops topic to commands, strictly. Nothing in a record can fail a micro-batch.
 
 A record is *rejected* if no command can be read from it, or if it needs the signature of an admin key and has no valid
 one. Its row keeps the coordinates, the reason and the first bytes of the value; the sender is answered if op_id and

@@ -1,11 +1,12 @@
-"""Decides slices of the ops log over a store, in any runner: decode, order, prefetch, decide, encode what leaves.
+"""Decides the ops log over a store, in any runner: decode, prefetch, decide, encode what leaves.
 
 A runner reads the records, stores `overlay` where its state lies, and lets the entries leave: `pipelines/apply_ops`
-with RocksDB on one machine, `pipelines/cluster` with the state of a Spark cluster. Where slices end, and which runner
-decides them, has no effect on decisions.
+with RocksDB on one machine, `pipelines/cluster` with the state of a Spark cluster. Where the log is cut, and which
+runner decides it, has no effect on decisions.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import QueueState
@@ -14,15 +15,28 @@ from broker_state.store.overlay import CACHE_BYTES, Kv, Overlay
 from pipelines.decide_ops.decode import KafkaRecord, Rejected
 from pipelines.decide_ops.entries import entries_of, placed_entries, rows_by_table
 from pipelines.decide_ops.entry import Entry, PlacedEntry
-from pipelines.decide_ops.order import Ordered, Turn
 from pipelines.decide_ops.prefetch import op_keys_of
 from popstream.wire.handle import Signer
 from popstream.wire.reason import CODE_OF_REASON, Reason
 
-__all__ = ["Decided", "OpsDecider"]
+__all__ = ["Decided", "Decoded", "OpsDecider"]
 
 _LISTS = ("operations", "deliveries", "commit_positions", "order_info", "answers", "notifications", "dead_letters")
 """What a decision has, each in the order of the records."""
+
+
+class Decoded(NamedTuple):
+    """The commands of some records.
+
+    Attributes:
+        operations: In the order of the records.
+        rejected: Records that are not commands, in their order.
+        ends: The Kafka offset after the last record, by partition.
+    """
+
+    operations: list[OpRecord]
+    rejected: list[Rejected]
+    ends: dict[int, int]
 
 
 class Decided:
@@ -95,21 +109,35 @@ class OpsDecider:
         """The changes that are to be written with the entries."""
         self.decided = Decided()
 
-    def decode(self, records: Iterable[KafkaRecord]) -> list[OpRecord | Rejected]:
-        """Step 1: return the commands of records; values that are not commands are rejected."""
-        return [self._decode(record) for record in records]
+    def decode(self, records: Sequence[KafkaRecord]) -> Decoded:
+        """Step 2: return the commands of records, which are in the order of each partition, and follow those before."""
+        operations: list[OpRecord] = []
+        rejected: list[Rejected] = []
+        for record in records:
+            decoded = self._decode(record)
+            if isinstance(decoded, Rejected):
+                rejected.append(decoded)
+            else:
+                operations.append(decoded)
+        return Decoded(operations, rejected, {record.partition: record.kafka_offset + 1 for record in records})
 
-    def prefetch(self, ordered: Ordered) -> None:
-        """Step 3, after `order`: read the op_ids of the operations at once."""
-        self.overlay.prefetch_ops(op_keys_of(ordered.operations))
+    def prefetch(self, decoded: Decoded) -> None:
+        """Step 3: read the op_ids of the operations at once."""
+        self.overlay.prefetch_ops(op_keys_of(decoded.operations))
 
-    def decide(self, turn: Turn) -> None:
-        """Step 4: fold the operations of a turn over the overlay."""
+    def decide(self, decoded: Decoded) -> None:
+        """Step 4: fold the operations over the overlay."""
         decided = self.decided
-        decided.touched |= fold(self.overlay, turn.operations, decided.decision)
-        decided.rejected += turn.rejected
-        decided.ends.update(turn.ends)
-        decided.records += len(turn.operations) + len(turn.rejected)
+        decided.touched |= fold(self.overlay, decoded.operations, decided.decision)
+        decided.rejected += decoded.rejected
+        decided.ends.update(decoded.ends)
+        decided.records += len(decoded.operations) + len(decoded.rejected)
+
+    def decide_at_once(self, records: Sequence[KafkaRecord]) -> None:
+        """Do the steps 2 to 4."""
+        decoded = self.decode(records)
+        self.prefetch(decoded)
+        self.decide(decoded)
 
     def entries(self, apply_seq: int) -> list[Entry]:
         """Before step 5: return what leaves, numbered by the write that it belongs to."""

@@ -1,4 +1,4 @@
-"""Step 3, prefetch: the keys that the operations of a micro-batch will read."""
+"""Step 3, prefetch: the keys that operations will read."""
 
 from collections.abc import Iterable
 

@@ -46,7 +46,7 @@ from pipelines.cluster.queues.queue_shard import BuiltQueue, QueueMeta
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.decide_ops.ops_decider import OpsDecider
-from pipelines.decide_ops.order import in_one_turn, order
+from pipelines.decide_ops.order import order
 from pipelines.job_settings import JobSettings, KeySetting
 from popstream import Producer, Transport
 from popstream.exchange.partitioner import queue_of_ops_key
@@ -198,9 +198,7 @@ class Lab:
             KafkaRecord(each.partition, each.offset, each.timestamp, each.key, each.value, len(each.value))
             for each in self.records(Topics.of(self.prefix).ops)
         ]
-        ordered = order(decider.decode(found), {})
-        decider.prefetch(ordered)
-        decider.decide(in_one_turn(ordered))
+        decider.decide_at_once(order(found, {}))
         kv.write(decider.overlay)
         return kv
 

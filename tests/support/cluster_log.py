@@ -23,7 +23,7 @@ from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entries import read_frame, read_notifications, read_slice
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.decide_ops.ops_decider import OpsDecider
-from pipelines.decide_ops.order import in_one_turn, order
+from pipelines.decide_ops.order import order
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.handle import Signer
 from tests.model.generator import PARTITIONS
@@ -194,9 +194,7 @@ def decided_entries(kv: Store, records: Sequence[KafkaRecord], signer: Signer | 
     """What leaves when all records are decided at once over `kv`."""
     decoder = Decoder(PARTITIONS, signer)
     decider = OpsDecider(kv, decoder.decode, results_partitions=RESULTS_PARTITIONS, signer=signer)
-    ordered = order(decider.decode(records), {})
-    decider.prefetch(ordered)
-    decider.decide(in_one_turn(ordered))
+    decider.decide_at_once(order(records, {}))
     entries = decider.entries(1)
     kv.write(decider.overlay)
     return entries

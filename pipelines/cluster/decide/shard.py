@@ -190,12 +190,10 @@ class Shard:
     def _decide(self, records: Sequence[KafkaRecord]) -> int:
         """Decide records until enough is made, and return how many were decided."""
         decider = self._decider
-        ordered = order(decider.decode(records), {})
-        decider.prefetch(ordered)
         count = 0
-        for turn in in_turns(ordered, TurnLength(TURN_RECORDS)):
-            decider.decide(turn)
-            count += len(turn.operations) + len(turn.rejected)
+        for turn in in_turns(order(records, {}), TurnLength(TURN_RECORDS)):
+            decider.decide_at_once(turn)
+            count += len(turn)
             if _made(decider.decided) >= MADE_MAX:
                 break
         return count

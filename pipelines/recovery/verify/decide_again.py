@@ -6,7 +6,7 @@ so a share that was killed anywhere goes on after its last slice.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from connectors.delta.row_comparison import ROW_KEY, Comparison, comparable_sche
 from connectors.delta.rows import plain_rows
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.decide_ops.decode import Decoder
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entries import rows_by_table
 from pipelines.decide_ops.ops_decider import OpsDecider
-from pipelines.decide_ops.order import Ordered, in_one_turn, order
+from pipelines.decide_ops.order import TURN_RECORDS_MAX, TurnLength, in_turns, order
 from pipelines.recovery.replay_source import Records
 from pipelines.recovery.verify.plan import VerifyPlan
 from pipelines.recovery.verify.state_comparison import KeyComparison, compare_states
@@ -142,9 +142,8 @@ class _Share:
             record for partition in self._partitions for record in self._records(partition, *slice_[str(partition)])
         ]
         self.result.records += len(records)
-        ordered = order(self._decider.decode(records), {})
         steps.lap("read")
-        self._decide(ordered, slice_)
+        self._decide(records, slice_)
         decided = self._decider.written()
         steps.lap("decide")
         for name, rows in rows_by_table(decided.decision, decided.rejected).items():
@@ -158,10 +157,10 @@ class _Share:
         steps.lap("write")
         return True
 
-    def _decide(self, ordered: Ordered, slice_: Mapping[str, Span]) -> None:
+    def _decide(self, records: Sequence[KafkaRecord], slice_: Mapping[str, Span]) -> None:
         try:
-            self._decider.prefetch(ordered)
-            self._decider.decide(in_one_turn(ordered))
+            for turn in in_turns(order(records, {}), TurnLength(TURN_RECORDS_MAX)):
+                self._decider.decide_at_once(turn)
         except PopstreamError:
             raise
         except Exception as error:

@@ -39,6 +39,15 @@ def test_the_turns_of_a_loop_are_one_lap(clock: Clock) -> None:
     assert decide.ended_s == pytest.approx(106.0 + laps.AT_ONCE_S)
 
 
+def test_the_turns_of_a_loop_of_several_parts_are_one_lap_for_each(clock: Clock) -> None:
+    work = Lap("micro_batch")
+    for _ in range(9):
+        for name in ("decode", "prefetch", "decide"):
+            clock.spend(work.part(name), laps.AT_ONCE_S / 4)
+    assert [part.name for part in work.parts] == ["decode", "prefetch", "decide"]
+    assert sum(part.seconds for part in work.parts) == pytest.approx(27 * laps.AT_ONCE_S / 4)
+
+
 def test_what_comes_again_later_is_another_lap_and_counts_with_the_first(clock: Clock) -> None:
     work = Lap("micro_batch")
     for name in ("fetch", "decide", "write", "decide"):

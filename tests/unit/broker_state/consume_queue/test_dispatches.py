@@ -17,7 +17,7 @@ from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entries import read_frame
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind
 from pipelines.decide_ops.ops_decider import OpsDecider
-from pipelines.decide_ops.order import in_one_turn, order
+from pipelines.decide_ops.order import order
 from popstream.exchange.partitioner import ops_key
 from popstream.wire.command import Command, Declare, Policy, encode_command
 from popstream.wire.limits import RANGE_OFFSETS_MAX, WINDOW_OFFSETS_MIN
@@ -110,9 +110,7 @@ def test_the_job_accepts_commands_in_their_order_as_a_whole() -> None:
     ]
     records = [KafkaRecord(0, at, 1_000, key, value, len(value)) for at, value in enumerate(values)]
     decider = OpsDecider(MemoryKv(), Decoder(1).decode, results_partitions=1)
-    ordered = order(decider.decode(records), {})
-    decider.prefetch(ordered)
-    decider.decide(in_one_turn(ordered))
+    decider.decide_at_once(order(records, {}))
     answers = [
         answer
         for entry in decider.entries(1)
