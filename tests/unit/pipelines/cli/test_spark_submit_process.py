@@ -6,17 +6,22 @@ Method: a shell in place of `spark-submit`, with a driver that notes its signals
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.local_servers.process_tree import descendants
+from connectors.local_servers.process_tree import descendants, kill_tree
 from connectors.spark_cluster.submission import LAUNCHER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WAIT_S = 120
 DRIVER = """
@@ -34,11 +39,13 @@ import os, signal, sys
 from pipelines.cli.exits import interrupt
 from pipelines.cli.cluster.spark_submit_process import run_spark_submit
 signal.signal(signal.SIGTERM, interrupt)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests in the background ignores it
 sys.exit(run_spark_submit(sys.argv[1:], os.environ))
 """
 
 
-def started(folder: Path, ending: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def started(folder: Path, ending: str) -> Iterator[subprocess.Popen[str]]:
     (folder / "driver.py").write_text(DRIVER.format(ending=ending))
     submit = f"trap 'echo submit got it' TERM INT; {sys.executable} {LAUNCHER} driver one; exit $?"
     root = Path(__file__).parents[4]
@@ -49,9 +56,13 @@ def started(folder: Path, ending: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-    assert running.stdout is not None
-    assert running.stdout.readline() == "driver runs one\n"
-    return running
+    with running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "driver runs one\n"
+            yield running
+        finally:  # a test that fails would wait for the driver
+            kill_tree(running.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
