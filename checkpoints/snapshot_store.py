@@ -5,7 +5,8 @@
 <url>/files/<sha256>                                 a file of RocksDB, shared by all snapshots that contain it
 ```
 
-RocksDB never changes an SST file, so a new snapshot of a large state adds only the few new files.
+RocksDB never changes an SST file, so a new snapshot of a large state adds only the few new files. It trusts no stored
+file for longer than a day: one that has changed since would spoil every snapshot that shares it, and is stored again.
 """
 
 import hashlib
@@ -25,9 +26,25 @@ from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["Snapshot", "SnapshotFile", "SnapshotStore"]
+__all__ = ["DamagedSnapshot", "Snapshot", "SnapshotFile", "SnapshotStore"]
 
 _log = structlog.get_logger(__name__)
+
+_DAY_MS = 86_400_000
+_WITH_CHECKSUM = 2
+"""Version of the manifests that have one."""
+
+
+class DamagedSnapshot(Corrupt):
+    """A stored file is missing or damaged.
+
+    Attributes:
+        sha256: The content that it should have: other snapshots may share the file.
+    """
+
+    def __init__(self, message: str, snapshot_id: str, sha256: str) -> None:
+        super().__init__(message, subject=snapshot_id)
+        self.sha256 = sha256
 
 
 class SnapshotFile(msgspec.Struct, frozen=True):
@@ -39,13 +56,40 @@ class SnapshotFile(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest of a snapshot. `applied`: of its state; `taken_at_ms`: by the clock of the machine that took it."""
+    """The manifest of a snapshot.
+
+    Attributes:
+        id: Its name.
+        taken_at_ms: When it was taken, ms since 1970 by the clock of the machine that took it.
+        applied: How far its state has decided the log.
+        files: Its files.
+        version: Of the manifest; the first one had no checksum.
+        checksum: SHA-256 of the manifest without it.
+    """
 
     id: str
     taken_at_ms: int
     applied: Applied
     files: list[SnapshotFile]
     version: int = 1
+    checksum: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is as it was written. A wrong offset in it would look like a log that has lost its end."""
+        has_none = self.version < _WITH_CHECKSUM and not self.checksum
+        return has_none or self.checksum == self._own_checksum()
+
+    def with_checksum(self) -> "Snapshot":
+        """Return it with the checksum of the rest."""
+        return msgspec.structs.replace(self, checksum=self._own_checksum())
+
+    def shares(self, sha256: str) -> bool:
+        """Return whether a file with this content is one of its own."""
+        return any(file.sha256 == sha256 for file in self.files)
+
+    def _own_checksum(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, checksum=""))).hexdigest()
 
     @property
     def size(self) -> int:
@@ -73,7 +117,13 @@ class SnapshotStore:
         self.url = url
 
     def put(
-        self, folder: Path, applied: Applied, taken_at_ms: int, verify: Callable[[Path], None] | None = None
+        self,
+        folder: Path,
+        applied: Applied,
+        taken_at_ms: int,
+        verify: Callable[[Path], None] | None = None,
+        *,
+        reads_all: bool = True,
     ) -> Snapshot:
         """Store every file below `folder` as a snapshot.
 
@@ -81,7 +131,9 @@ class SnapshotStore:
             folder: Its files.
             applied: How far its state has decided the log.
             taken_at_ms: When it was taken.
-            verify: Called with each file that is not stored yet, before any is stored.
+            verify: Called with each file that is not stored yet, or that is damaged there, before any is stored.
+            reads_all: Read all stored files that it shares. Otherwise those whose turn it is since the last snapshot:
+                each has one moment of the day, by its name, so that all are read within a day.
 
         Raises:
             Unavailable: The location cannot be written to. An incomplete snapshot is ignored later.
@@ -94,12 +146,19 @@ class SnapshotStore:
             if path.is_file()
         ]
         snapshot = Snapshot(
-            id=f"{stamp}-{applied.apply_seq:012d}", taken_at_ms=taken_at_ms, applied=applied, files=files
-        )
+            id=f"{stamp}-{applied.apply_seq:012d}",
+            taken_at_ms=taken_at_ms,
+            applied=applied,
+            files=files,
+            version=_WITH_CHECKSUM,
+        ).with_checksum()
         try:
             self._files.makedirs(f"{self._root}/files", exist_ok=True)
             self._files.makedirs(f"{self._root}/manifests", exist_ok=True)
-            new = [file for file in files if not self._has(file)]
+            last_ms = 0 if reads_all else max((kept.taken_at_ms for kept in self.list()), default=0)
+            new = [
+                file for file in files if not self._has(file, is_read=reads_all or _is_due(file, last_ms, taken_at_ms))
+            ]
             if verify is not None:
                 for file in new:
                     verify(folder / file.path)
@@ -125,10 +184,12 @@ class SnapshotStore:
             for name in names:
                 try:
                     snapshot = msgspec.json.decode(self._files.cat_file(name), type=Snapshot)
-                    if name.rpartition("/")[2] == f"{snapshot.id}.json":
-                        found.append(snapshot)
-                    else:
+                    if name.rpartition("/")[2] != f"{snapshot.id}.json":
                         _log.warning("manifest_unreadable", name=name, error=f"it is that of {snapshot.id}")
+                    elif not snapshot.is_whole:
+                        _log.warning("manifest_unreadable", name=name, error="its checksum differs")
+                    else:
+                        found.append(snapshot)
                 except DECODE_ERRORS as error:
                     _log.warning("manifest_unreadable", name=name, error=str(error))
                 except FileNotFoundError:
@@ -144,7 +205,7 @@ class SnapshotStore:
         """Copy the files of a snapshot to `folder`, and verify their hashes.
 
         Raises:
-            Corrupt: A file is missing or damaged.
+            DamagedSnapshot: A file is missing or damaged.
             Unavailable: The location cannot be read.
         """
         for file in snapshot.files:
@@ -153,19 +214,19 @@ class SnapshotStore:
                 message = (
                     f"snapshot {snapshot.id} is damaged: its manifest names {file.path!r}, outside of the snapshot"
                 )
-                raise Corrupt(message, subject=snapshot.id)
+                raise DamagedSnapshot(message, snapshot.id, file.sha256)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._files.get_file(self._place(file), str(target))
             except FileNotFoundError as error:
                 message = f"snapshot {snapshot.id} lacks {file.path}"
-                raise Corrupt(message, subject=snapshot.id) from error
+                raise DamagedSnapshot(message, snapshot.id, file.sha256) from error
             except OSError as error:
                 message = f"snapshot {snapshot.id} cannot be read from {self.url}: {error}"
                 raise Unavailable(message, subject=self.url) from error
             if _sha256(target) != file.sha256:
                 message = f"snapshot {snapshot.id} is damaged: {file.path} is not what it was"
-                raise Corrupt(message, subject=snapshot.id)
+                raise DamagedSnapshot(message, snapshot.id, file.sha256)
 
     def prune(self, retention: SnapshotRetention) -> int:
         """Delete the snapshots that are not to be kept, with the files that only they use; return their number."""
@@ -184,11 +245,21 @@ class SnapshotStore:
         names: Iterable[str] = self._files.ls(f"{self._root}/files", detail=False)
         return (name for name in names if name.rpartition("/")[2] not in kept)
 
-    def _has(self, file: SnapshotFile) -> bool:
+    def _has(self, file: SnapshotFile, *, is_read: bool) -> bool:
+        """Return whether a file is stored: with its size, and if it `is_read`, with its content."""
+        place = self._place(file)
         try:
-            return bool(self._files.info(self._place(file))["size"] == file.size)
+            if self._files.info(place)["size"] != file.size:
+                return False
+            if not is_read:
+                return True
+            with self._files.open(place, "rb") as stored:
+                is_same = hashlib.file_digest(stored, "sha256").hexdigest() == file.sha256
         except FileNotFoundError:
             return False
+        if not is_same:
+            _log.warning("stored_file_damaged", file=file.path, sha256=file.sha256, url=self.url)
+        return is_same
 
     def _place(self, file: SnapshotFile) -> str:
         return f"{self._root}/files/{file.sha256}"
@@ -205,6 +276,18 @@ class SnapshotStore:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
+
+
+def _is_due(file: SnapshotFile, last_ms: int, now_ms: int) -> bool:
+    """Return whether the moment of the day at which a stored file is read lies after `last_ms`, up to `now_ms`.
+
+    >>> noon = SnapshotFile("1.sst", "8" + "0" * 63, 1)
+    >>> day = 86_400_000
+    >>> [_is_due(noon, day // 4, day * 3 // 4), _is_due(noon, day * 3 // 4, day), _is_due(noon, day * 3 // 4, 2 * day)]
+    [True, False, True]
+    """
+    moment_ms = int(file.sha256[:8], 16) * _DAY_MS >> 32
+    return (last_ms - moment_ms) // _DAY_MS < (now_ms - moment_ms) // _DAY_MS
 
 
 def _sha256(path: Path) -> str:

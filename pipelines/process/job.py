@@ -462,7 +462,7 @@ class Job:
         self._stack.callback(self.scrub.stop)
         snapshots = SnapshotStore(settings.snapshots or str(self.folder.snapshots))
         self.snapshot_loop = SnapshotLoop(
-            lambda: self._take_snapshot(queues, snapshots),
+            lambda reads_all: self._take_snapshot(queues, snapshots, reads_all=reads_all),
             snapshots,
             interval_s=settings.snapshot_interval_s,
             retention=settings.snapshot_retention,
@@ -476,9 +476,9 @@ class Job:
         self._maintenance.start()
         self._stack.callback(self._maintenance.stop)
 
-    def _take_snapshot(self, queues: RocksStore | None, snapshots: SnapshotStore) -> Snapshot:
+    def _take_snapshot(self, queues: RocksStore | None, snapshots: SnapshotStore, *, reads_all: bool) -> Snapshot:
         try:
-            return take_snapshot(self.store, queues, self.folder.scratch, snapshots)
+            return take_snapshot(self.store, queues, self.folder.scratch, snapshots, reads_all=reads_all)
         except Corrupt as error:
             self.scrub.report(error)
             raise

@@ -30,7 +30,7 @@ class SnapshotLoop:
     A failure is logged, and does not stop the job; the next interval tries again.
 
     Args:
-        take: Takes a snapshot.
+        take: Takes a snapshot. True: a user asked for it, and all stored files that it shares are read.
         snapshots: The snapshot storage.
         interval_s: 0 takes snapshots only on request.
         retention: The snapshots to keep; others are deleted.
@@ -41,7 +41,7 @@ class SnapshotLoop:
 
     def __init__(
         self,
-        take: Callable[[], Snapshot],
+        take: Callable[[bool], Snapshot],
         snapshots: SnapshotStore,
         *,
         interval_s: float,
@@ -71,15 +71,18 @@ class SnapshotLoop:
         """Why the last scheduled snapshot failed; None if it did not."""
         return self._periodic.failure
 
-    def take_now(self) -> Snapshot:
+    def take_now(self, *, reads_all: bool = True) -> Snapshot:
         """Take a snapshot, and delete those that are no longer kept.
+
+        Args:
+            reads_all: As in `SnapshotStore.put`.
 
         Raises:
             Unavailable: The storage does not accept it.
             Corrupt: The stores are damaged. Older snapshots stay as they are.
         """
         with _IN_USE[self._snapshots.url], Lap("snapshot", self._on_lap) as lap:
-            self.last = snapshot = self._take()
+            self.last = snapshot = self._take(reads_all)
             lap.facts = {"snapshot_id": snapshot.id, "bytes": snapshot.size}
             self._periodic.failure = None
             self._prune()
@@ -98,4 +101,4 @@ class SnapshotLoop:
     def _take_if_new(self) -> None:
         last_seq = 0 if self.last is None else self.last.applied.apply_seq
         if self._decided() != last_seq:
-            self.take_now()
+            self.take_now(reads_all=False)

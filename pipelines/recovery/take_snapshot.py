@@ -29,7 +29,9 @@ def take_image(store: RocksStore, scratch: Path) -> Path:
     return image
 
 
-def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, snapshots: SnapshotStore) -> Snapshot:
+def take_snapshot(
+    state: RocksStore, queues: RocksStore | None, scratch: Path, snapshots: SnapshotStore, *, reads_all: bool = True
+) -> Snapshot:
     """Take a snapshot of the stores, verify it and upload it; writes continue in the meantime.
 
     The builder's store comes first: dispatches that have left its outbox are then applied in the state. Verified are
@@ -40,6 +42,7 @@ def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, s
         queues: Store of its builder, if there is one.
         scratch: A folder on the same disk, for links; a sub-folder is created and removed.
         snapshots: The snapshot storage.
+        reads_all: As in `SnapshotStore.put`.
 
     Raises:
         Unavailable: The storage does not accept it.
@@ -54,7 +57,7 @@ def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, s
                 pass
         with _opened_copy(state, folder / "state", FAMILIES) as copy:
             applied = applied_of(copy)
-        return snapshots.put(folder, applied, taken_at_ms, _verify_file)
+        return snapshots.put(folder, applied, taken_at_ms, _verify_file, reads_all=reads_all)
     except Corrupt as error:
         message = f"no snapshot was taken: {without_restore(error.message)}: {RESTORE}"
         raise Corrupt(message, subject=error.subject) from error

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from checkpoints.applied import Applied
 from checkpoints.reconcile import LogFound, lost_records
-from checkpoints.snapshot_store import Snapshot
+from checkpoints.snapshot_store import DamagedSnapshot, Snapshot
 from popstream.wire.base_errors import Corrupt, Invalid
 
 __all__ = ["NEWEST", "Base", "Snapshots", "choose_base", "name_of_base"]
@@ -87,7 +87,7 @@ def choose_base(
     elif since is not None:
         wanted = [snapshot for snapshot in wanted if snapshot.id == since]
     for snapshot in wanted:
-        instead = _instead([other for other in newest_first if other != snapshot], has_start=has_start)
+        others = [other for other in newest_first if other != snapshot]
         try:
             snapshots.fetch(snapshot, folder)
         except Corrupt as error:
@@ -96,8 +96,10 @@ def choose_base(
             shutil.rmtree(folder, ignore_errors=True)
             if since is None and not is_kept:
                 continue
-            raise Corrupt(f"{error.message}: {instead}", subject=snapshot.id) from error
-        return Base({**empty, **snapshot.applied.next_offset}, snapshot.id, instead)
+            if isinstance(error, DamagedSnapshot):
+                others = [other for other in others if not other.shares(error.sha256)]
+            raise Corrupt(f"{error.message}: {_instead(others, has_start=has_start)}", subject=snapshot.id) from error
+        return Base({**empty, **snapshot.applied.next_offset}, snapshot.id, _instead(others, has_start=has_start))
     if since is not None:
         instead = _instead(newest_first, has_start=has_start)
         message = f"the log is not complete after a snapshot `{since}` of this state: {instead}"

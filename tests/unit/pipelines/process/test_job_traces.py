@@ -200,7 +200,7 @@ def test_a_flush_is_a_trace_and_so_is_one_that_fails(traced: Traced, job: SmallJ
 
 
 def test_a_snapshot_that_fails_is_a_trace(traced: Traced, tmp_path: Path) -> None:
-    def take() -> Any:
+    def take(_: object) -> Any:
         message = "the bucket is gone"
         raise Unavailable(message)
 

@@ -21,6 +21,7 @@ from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from tests.support.flipped_byte import flip_byte
 
 NOW_MS = 1_795_262_400_000
+HOUR_MS = 3_600_000
 NEWEST_TWO = SnapshotRetention(newest=2)
 
 
@@ -100,6 +101,64 @@ def test_a_truncated_file_is_stored_again(folder: Path, tmp_path: Path) -> None:
     snapshots.fetch(snapshots.put(folder, applied(8), NOW_MS), tmp_path / "back")
 
 
+@pytest.mark.parametrize("reads_all", [True, False])
+def test_a_damaged_file_is_stored_again(
+    snapshots: SnapshotStore, folder: Path, tmp_path: Path, *, reads_all: bool
+) -> None:
+    """Otherwise it spoils every snapshot that shares it, this one and those to come."""
+    first = snapshots.put(folder, applied(7), NOW_MS)
+    files, root = fsspec.core.url_to_fs(snapshots.url)
+    shared = next(file for file in first.files if file.path == "state/1.sst")
+    files.pipe_file(f"{root}/files/{shared.sha256}", b"Never changes")
+    assert first.shares(shared.sha256)
+    for turn in range(0 if reads_all else 23):
+        snapshots.put(folder, applied(8 + turn), NOW_MS + (turn + 1) * HOUR_MS, reads_all=reads_all)
+    last = snapshots.put(folder, applied(50), NOW_MS + (0 if reads_all else 24 * HOUR_MS), reads_all=reads_all)
+    for snapshot in (first, last):
+        snapshots.fetch(snapshot, tmp_path / snapshot.id)
+
+
+def test_a_stored_file_is_read_once_a_day(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    for number in range(20):
+        (folder / "state" / f"{number}.sst").write_bytes(b"%d" % number)
+    files = snapshots.put(folder, applied(1), NOW_MS).files
+    read: list[str] = []
+    opened = snapshots._files.open
+    monkeypatch.setattr(snapshots._files, "open", lambda name, mode: read.append(name) or opened(name, mode))  # type: ignore[func-returns-value]
+    for turn in range(1, 97):
+        snapshots.put(folder, applied(turn), NOW_MS + turn * HOUR_MS // 4, reads_all=False)
+    assert sorted(name.rpartition("/")[2] for name in read if "/files/" in name) == sorted(
+        file.sha256 for file in files
+    )
+
+
+def test_a_manifest_with_any_flipped_bit_is_no_snapshot_or_the_same(folder: Path, tmp_path: Path) -> None:
+    """A wrong offset in it would look like a log that has lost its end, for which nothing but losses helps."""
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    taken = snapshots.put(folder, applied(7), NOW_MS)
+    (manifest,) = (tmp_path / "kept" / "manifests").iterdir()
+    whole = manifest.read_bytes()
+    skipped = 0
+    for bit in range(len(whole) * 8):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        manifest.write_bytes(flipped)
+        found = snapshots.list()
+        assert found in ([], [taken]), f"bit {bit}"
+        skipped += not found
+    assert skipped > len(whole) * 7, "the same are those with a flip in the name of an empty field"
+
+
+def test_a_manifest_of_the_first_version_has_no_checksum(folder: Path, tmp_path: Path) -> None:
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    taken = snapshots.put(folder, applied(7), NOW_MS)
+    (manifest,) = (tmp_path / "kept" / "manifests").iterdir()
+    old = msgspec.structs.replace(taken, version=1, checksum="")
+    manifest.write_bytes(msgspec.json.encode(old))
+    assert snapshots.list() == [old]
+
+
 @pytest.mark.parametrize("manifest", [b"", b'{"id":"20300101T000000Z-1"', b"[]"])
 def test_a_truncated_manifest_is_no_snapshot(folder: Path, tmp_path: Path, manifest: bytes) -> None:
     snapshots = SnapshotStore(str(tmp_path / "kept"))
@@ -150,7 +209,7 @@ def test_a_damaged_state_is_refused_and_older_snapshots_stay(tmp_path: Path, *, 
         flip_byte(tmp_path / "state" / victim)
         write(store, 2)
         loop = SnapshotLoop(
-            lambda: take_snapshot(store, None, tmp_path / "scratch", snapshots),
+            lambda _: take_snapshot(store, None, tmp_path / "scratch", snapshots),
             snapshots,
             interval_s=0,
             retention=SnapshotRetention(newest=1),
@@ -218,7 +277,7 @@ def test_the_loop_takes_snapshots_at_intervals_and_continues_after_failures(tmp_
     outcomes = iter([None, "full", None])
     taken: list[Snapshot] = []
 
-    def take() -> Snapshot:
+    def take(_: object) -> Snapshot:
         if next(outcomes, None) is not None:
             message = "the disk is full"
             raise Unavailable(message)
@@ -238,7 +297,7 @@ def test_the_loop_takes_no_snapshot_when_nothing_was_decided(tmp_path: Path, fol
     snapshots = SnapshotStore(str(tmp_path / "kept"))
     taken: list[Snapshot] = []
 
-    def take() -> Snapshot:
+    def take(_: object) -> Snapshot:
         taken.append(snapshots.put(folder, applied(7), NOW_MS))
         return taken[-1]
 
@@ -281,7 +340,7 @@ def test_jobs_of_one_process_take_snapshots_one_after_the_other(tmp_path: Path, 
     def loop_of(name: str, apply_seq: int) -> SnapshotLoop:
         snapshots = SnapshotStore(str(tmp_path / "kept"))
 
-        def take() -> Snapshot:
+        def take(_: object) -> Snapshot:
             places.append(f"{name} begins")
             if name == "old":
                 is_taking.set()
@@ -310,7 +369,7 @@ def test_a_loop_that_has_ended_deletes_no_snapshots(tmp_path: Path, folder: Path
     for number in range(4):
         snapshots.put(folder, applied(number), NOW_MS + number * 1000)
     loop = SnapshotLoop(
-        lambda: snapshots.put(folder, applied(9), NOW_MS + 9_000),
+        lambda _: snapshots.put(folder, applied(9), NOW_MS + 9_000),
         snapshots,
         interval_s=0,
         retention=NEWEST_TWO,

@@ -7,6 +7,7 @@ outbox; then one thing is changed. The shares run in this process.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,8 +32,6 @@ from tests.support.flipped_byte import flip_byte
 from tests.support.in_process.verify_scene import VerifyScene
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from checkpoints.snapshot_store import Snapshot
     from pipelines.recovery.progress import ProgressReport
 
@@ -379,6 +378,22 @@ def test_a_damaged_snapshot_is_reported_with_another_one(
         Corrupt, match=f"^it is not what it was: begin after another one, `popstream verify --since {newer.id}`$"
     ):
         choose_base(retained.applied, retained.log, retained.snapshots, tmp_path / "base", None, [])
+
+
+def test_a_snapshot_that_shares_the_damaged_file_is_not_proposed(retained: VerifyScene, tmp_path: Path) -> None:
+    with RocksStore(retained.state) as store:
+        take_snapshot(store, None, tmp_path / "scratch", retained.snapshots)
+        newer, older = retained.snapshots.list()
+        shared = {file.sha256 for file in older.files if file.path.endswith(".sst")}
+        assert all(newer.shares(sha256) for sha256 in shared)
+        for sha256 in shared:
+            flip_byte(Path(retained.snapshots.url) / "files" / sha256)
+    with pytest.raises(Corrupt, match=r"is not what it was: no other one will do; run `popstream snapshot` now"):
+        choose_base(retained.applied, retained.log, retained.snapshots, tmp_path / "base", None, [])
+    with RocksStore(retained.state) as store:
+        take_snapshot(store, None, tmp_path / "scratch", retained.snapshots)
+    base = choose_base(retained.applied, retained.log, retained.snapshots, tmp_path / "base", None, [])
+    assert base.snapshot == older.id
 
 
 def test_a_damaged_store_is_refused_before_anything_is_decided_again(tmp_path: Path) -> None:
