@@ -111,7 +111,7 @@ def read_actions(file: Path, wanted: Sequence[str] = ()) -> list[Action]:
             return []  # what a power loss leaves of a commit that was not synced: its rows are still in the outbox
         problem = _checksum_problem(file, data)
         if problem is None:
-            return [_decode(line) for line in data.splitlines()] if file.suffix == ".json" else _rows(data, wanted)
+            return _lines(data) if file.suffix == ".json" else _rows(data, wanted)
     except FileNotFoundError:
         raise
     # pyarrow raises other errors, too, for damaged metadata.
@@ -120,6 +120,11 @@ def read_actions(file: Path, wanted: Sequence[str] = ()) -> list[Action]:
     table = file.parent.parent.name
     message = f"the log of {table} is damaged: {file} cannot be read: {problem}"
     raise Corrupt(message, subject=table)
+
+
+def _lines(data: bytes) -> list[Action]:
+    data.decode()  # msgspec skips what is not read here, also if it is not UTF-8, and Spark would refuse it
+    return [_decode(line) for line in data.splitlines()]
 
 
 def _rows(data: bytes, wanted: Sequence[str]) -> list[Action]:

@@ -83,6 +83,13 @@ def not_utf8(file: Path) -> None:
     file.write_bytes(data.replace(b'"operation":"', b'"operation":"\xff\xfe', 1))
 
 
+def not_utf8_where_nobody_looks(file: Path) -> None:
+    """A decoder may skip what it does not want; Spark refuses the file."""
+    data = file.read_bytes()
+    assert b'"engineInfo":"' in data
+    file.write_bytes(data.replace(b'"engineInfo":"', b'"engineInfo":"\xff\xfe', 1))
+
+
 def swap(file: Path) -> None:
     other = next(path for path in sorted(file.parent.glob("*.json")) if path != file)
     file.write_bytes(other.read_bytes())
@@ -92,7 +99,7 @@ def remove(file: Path) -> None:
     file.unlink()
 
 
-DAMAGES = (flip, flip_to_other_json, truncate, overwrite, not_utf8, swap)
+DAMAGES = (flip, flip_to_other_json, truncate, overwrite, not_utf8, not_utf8_where_nobody_looks, swap)
 
 
 def require_named(error: Corrupt, file: Path) -> None:
