@@ -26,6 +26,7 @@ __all__ = [
     "LogFound",
     "MissingRows",
     "TableFound",
+    "lost_end",
     "lost_ranges",
     "lost_records",
     "missing_rows",
@@ -158,18 +159,27 @@ def missing_rows(
             yield name, missing
 
 
+def lost_end(next_offset: Mapping[int, int], log: LogFound) -> list[str]:
+    """Return one line for each partition that ends before `next_offset`.
+
+    >>> log = LogFound(topic="t", topic_id="", first_offset={0: 0, 1: 0}, end_offset={0: 9, 1: 3})
+    >>> lost_end({0: 9, 1: 4}, log)
+    ['partition 1 ends at 3, but is decided up to 4']
+    """
+    return [
+        f"partition {partition} ends at {end}, but is decided up to {decided}"
+        for partition, decided in sorted(next_offset.items())
+        if (end := log.end_offset.get(partition, 0)) < decided
+    ]
+
+
 def require_end(log: LogFound, next_offset: Mapping[int, int]) -> None:
     """Refuse a log that lost its end: new records would get offsets that are decided already.
 
     Raises:
         Corrupt: A partition ends before `next_offset`.
     """
-    lost = [
-        f"partition {partition} ends at {end}, but is decided up to {decided}"
-        for partition, decided in sorted(next_offset.items())
-        if (end := log.end_offset.get(partition, 0)) < decided
-    ]
-    if lost:
+    if lost := lost_end(next_offset, log):
         message = (
             f"{log.topic} has lost its end, and would give offsets that are decided to other records: stop the job,"
             " delete the topic, let `popstream up` make it again, and accept by `popstream restore --lossy` that what"

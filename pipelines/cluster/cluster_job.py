@@ -28,7 +28,9 @@ from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
 from pipelines.cluster.decide.decide_query import start_decide_query
 from pipelines.cluster.decide.repeated_starts import noted_batch
 from pipelines.cluster.decide.shard import ShardSettings
+from pipelines.cluster.decide.shard_rows import DEADLINES_MAP, deadlines_of
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
+from pipelines.cluster.migration.stored_state import rows_of_checkpoint
 from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.queues.message_queues import MessageQueues
@@ -42,6 +44,7 @@ from pipelines.process.job_end import JobEnd
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.process.preflight import require_safe
+from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
@@ -130,8 +133,11 @@ class ClusterJob:
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
             committed = self._committed(identity, tables)
-            self._start_deciding(identity, committed, results, internal)
+            committed.require_log(found_log(self.connection, ops))
+            self._publish_deadlines(identity, committed, internal)
+            # Before what sends it rows, and so stopped after it: what has been sent then is written.
             audit = self._start_audit(identity, tables)
+            self._start_deciding(identity, committed, results, internal)
             self._start_message_queues(identity, internal)
             watch = self._watch_of_driver(ops, committed, ownership, audit)
             self._start_ticker(ops.partition_count, watch)
@@ -148,7 +154,10 @@ class ClusterJob:
         self.stop()
 
     def stop(self) -> None:
-        """Stop the ticker and the queries. What a micro-batch has begun and not committed, the next start repeats."""
+        """Stop the ticker and the queries, the one that writes rows last: it writes what has been decided.
+
+        What a micro-batch has begun and not committed, the next start repeats.
+        """
         self._end.is_stopping = True
         self._stack.close()
 
@@ -183,10 +192,26 @@ class ClusterJob:
         if found is not None:
             return found
         tables.require_no_rows_from(self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch)
-        if identity.first_offset:
-            begun = beginning_deadlines(self._spark, self.cluster.checkpoint)
-            publish_deadlines(self.connection, self.internal, begun, int(time.time() * 1000))
         return Committed(-1, identity.first_offset)
+
+    def _publish_deadlines(
+        self, identity: CheckpointIdentity, committed: Committed, internal: Mapping[str, TopicFacts]
+    ) -> None:
+        """Tell the ticker of the deadlines of a state whose shards have not done so yet, or whose topic was deleted.
+
+        A shard does so only when it decides a record, and one without work would never get its tick.
+        """
+        if committed.batch_id < 0:
+            if not identity.first_offset:
+                return
+            deadlines = beginning_deadlines(self._spark, self.cluster.checkpoint)
+        elif any(found_log(self.connection, internal[self.internal.deadlines]).end_offset.values()):
+            return
+        else:
+            deciding = decide_checkpoint(self.cluster.checkpoint)
+            found = rows_of_checkpoint(self._spark, deciding, identity.ops_partitions, [DEADLINES_MAP])
+            deadlines = deadlines_of(found)
+        publish_deadlines(self.connection, self.internal, deadlines, int(time.time() * 1000))
 
     def _start_deciding(
         self,
@@ -215,24 +240,21 @@ class ClusterJob:
 
     def _start_audit(self, identity: CheckpointIdentity, tables: TableLocations) -> KeptQuery:
         """Start the query that writes rows; while Delta or its place is away, they wait in the audit topic."""
-        audit = KeptQuery(
-            AuditQuery(
-                self._spark,
-                self.connection,
-                prefix=self.settings.topic_prefix,
-                tables=tables,
-                state_epoch=identity.state_epoch,
-                ops_topic_id=identity.ops_topic_id,
-                begins=identity.audit_from,
-                checkpoint=audit_checkpoint(self.cluster.checkpoint),
-                interval_s=self.settings.flush_interval_s,
-                rejected_heads=self.settings.rejected_heads,
-            ).start,
-            AUDIT,
-            self._queries,
+        query = AuditQuery(
+            self._spark,
+            self.connection,
+            prefix=self.settings.topic_prefix,
+            tables=tables,
+            state_epoch=identity.state_epoch,
+            ops_topic_id=identity.ops_topic_id,
+            begins=identity.audit_from,
+            checkpoint=audit_checkpoint(self.cluster.checkpoint),
+            interval_s=self.settings.flush_interval_s,
+            rejected_heads=self.settings.rejected_heads,
         )
+        audit = KeptQuery(query.start, query.start_drain, AUDIT, self._queries)
         audit.start()
-        self._stack.callback(audit.stop)
+        self._stack.callback(lambda: audit.stop(drains=self.failure is None))
         return audit
 
     def _watch_of_driver(
@@ -247,7 +269,7 @@ class ClusterJob:
             ops=ops,
             committed=committed,
             owner=lambda: ownership.owner,
-            audit_failures=lambda: audit.failures,
+            audit=audit,
             failure=lambda: self.failure,
             on_failure=self._end.fail_unless_stopping,
         )

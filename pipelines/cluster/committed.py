@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
+from checkpoints.reconcile import LogFound, lost_end, lost_ranges
 from checkpoints.spark_progress import planned_offsets
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt
@@ -16,6 +17,29 @@ class Committed(NamedTuple):
 
     batch_id: int
     ends: dict[int, int]
+
+    def require_log(self, log: LogFound) -> None:
+        """Refuse an ops topic that no longer has what comes next. A state that begins with it has no `ends`.
+
+        Raises:
+            Corrupt: Records were deleted before they were decided, or after: new ones would get their offsets.
+        """
+        if lost := lost_end(self.ends, log):
+            message = (
+                f"{log.topic} has lost its end, and would give offsets that are decided to other records: delete the"
+                " topic, and begin a new checkpoint with tables of its own, as what was decided is of another log"
+            )
+            raise Corrupt(message, subject=log.topic, details=lost)
+        if lost := [
+            f"partition {partition} starts at {first}, but is decided only up to {decided}"
+            for partition, decided, first in lost_ranges(self.ends, log)
+            if partition in self.ends
+        ]:
+            message = (
+                f"{log.topic} has lost records before they were decided: let it retain more, and begin a new checkpoint"
+                " with `--take-over`, which decides from the first record that is left"
+            )
+            raise Corrupt(message, subject=log.topic, details=lost)
 
 
 def last_committed(spark: SparkSession, query_checkpoint: str, topic: str) -> Committed | None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from deltalake import DeltaTable
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from prometheus_client import CollectorRegistry, generate_latest
 
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.row_totals import WrittenTotals
 from connectors.delta.tables import AUDIT_TABLES, table_path
+from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.topic_admin import create_message_topic, open_admin
 from pipelines.cluster.checkpoint_identity import stored_identity, write_identity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
@@ -169,3 +171,49 @@ def test_a_log_that_was_deleted_under_the_state_is_refused(
         admin.delete(f"{topic_prefix}.ops")
     with pytest.raises(Corrupt, match="was made anew since"):
         job_of(cluster_spark, kafka, topic_prefix, tmp_path).start()
+
+
+def append_unreadable(connection: KafkaConnection, ops: str) -> None:
+    producer = KafkaProducer(**connection.for_kafka_python())
+    producer.send(ops, b"no operation", partition=0).get(60)
+    producer.close()
+
+
+def test_a_log_that_has_lost_records_before_they_were_decided_is_refused(
+    cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    connection = KafkaConnection(kafka.bootstrap_servers)
+    ops = f"{topic_prefix}.ops"
+    with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job:
+        append_unreadable(connection, ops)
+        until(lambda: job.answers._watch.progress.decided().get(0) == 1, job)
+    append_unreadable(connection, ops)
+    admin = KafkaAdminClient(**connection.for_kafka_python())
+    admin.delete_records({TopicPartition(ops, 0): 2})
+    admin.close()
+    with pytest.raises(Corrupt, match="lost records before they were decided"):
+        job_of(cluster_spark, kafka, topic_prefix, tmp_path).start()
+
+
+def test_leases_end_after_the_topic_of_deadlines_was_deleted(
+    cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A shard tells the ticker of its deadlines when it decides a record, and nothing is sent to it any more."""
+    connection, topic = KafkaConnection(kafka.bootstrap_servers), f"{topic_prefix}.orders"
+    create_message_topic(connection, topic, 1)
+    client: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": topic_prefix}
+    with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job:
+        with Producer(**client, dispatch=True) as producer:
+            producer.send(topic, b"1").result(LIMIT_S)
+        consumer = Consumer(**client, group="g")
+        until(lambda: bool(consumer.pop(topic, invisible_time_ms=30_000)), job)
+    with open_admin(connection) as admin:
+        admin.delete(ClusterTopics.of(topic_prefix).deadlines)
+    deliveries = str(tmp_path / "tables" / "deliveries")
+
+    def is_expired() -> bool:
+        return cluster_spark.read.format("delta").load(deliveries).where("step = 'expired'").count() == 1
+
+    with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job:
+        until(is_expired, job)
+    consumer.close(release=False)

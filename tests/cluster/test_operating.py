@@ -24,6 +24,7 @@ from pipelines.cli.cluster.state_place import StatePlace, owned
 from pipelines.cluster.checkpoint_identity import stored_identity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.copy_of_state import Checkpoint, copy_stores, local_tables
+from pipelines.cluster.kept_query import KeptQuery
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Policies, PoliciesRequest, Status, StatusRequest
@@ -219,7 +220,9 @@ def test_a_running_job_answers_by_the_api(site: Site) -> None:
         assert job.failure is None
 
 
-def test_what_is_committed_is_verified_and_a_lost_state_is_decided_again(site: Site) -> None:
+def test_what_is_committed_is_verified_and_a_lost_state_is_decided_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with site.job() as job:
         site.send(MESSAGES)
         site.take(MESSAGES // 2)
@@ -231,17 +234,34 @@ def test_what_is_committed_is_verified_and_a_lost_state_is_decided_again(site: S
     assert found.units is not None
     assert (found.units.in_delta, found.units.in_log) == (MESSAGES, MESSAGES)
 
-    # What waits in the audit topic is compared, too.
-    with site.job(flush_interval_s=3600) as job:
+    # What waits in the audit topic is compared, too. It stays there, as when the driver is killed.
+    with site.job(flush_interval_s=3600) as job, monkeypatch.context() as patched:
+        patched.setattr(KeptQuery, "_drain", lambda _: None)
         site.send(MESSAGES, MESSAGES)
         site.take(1)
         site.follow(job, is_written=False)
         site.take(1)
+        job.stop()
+    checkpoint = ["--checkpoint", str(site.root / "state")]
+    for command in (["snapshot", *checkpoint], ["migrate", "to-folder", *checkpoint]):
+        done = site.command(*command)
+        assert done.returncode == 2, done.stderr
+        assert "entries of" in done.stderr, done.stderr
+        assert "at its end it writes what waits" in done.stderr.replace("\n", " ")
     found = site.verified()
     assert found.differences == []
     assert sum(found.not_in_delta.values()) > 0
     assert found.units is not None
     assert found.units.in_log == 2 * MESSAGES
+
+    # A job that is stopped in order writes it, whatever its interval is.
+    with site.job(flush_interval_s=3600):
+        pass
+    found = site.verified()
+    assert found.differences == []
+    assert sum(found.not_in_delta.values()) == 0
+    done = site.command("snapshot", *checkpoint)
+    assert done.returncode == 0, done.stderr
 
     # Another checkpoint begins with the log, and does not take the entries of the lost one for its own.
     with pytest.raises(Invalid, match="belongs to another state"):

@@ -8,6 +8,7 @@ from pipelines.cli.cluster.state_place import owned, state_place
 from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.spark_tools import working
 from pipelines.cli.state.snapshot import show_snapshot
+from pipelines.cluster.audit.undelivered import require_delivered
 from pipelines.cluster.copy_of_state import Checkpoint, copy_state
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.take_snapshot import take_snapshot
@@ -21,7 +22,7 @@ def run_snapshot_of_checkpoint(settings: JobSettings, checkpoint: str, *, var: P
     Consume queues are not in it: they are built again from the message topics.
 
     Raises:
-        Invalid: There is no state of a job, or it has decided nothing.
+        Invalid: There is no state of a job, it has decided nothing, or rows of it are not delivered.
         Corrupt: The log is not the one that was decided, or no longer reaches back to the state.
         Unavailable: Kafka or a place cannot be reached, or the snapshot cannot be stored.
         Fenced: The job runs.
@@ -32,6 +33,7 @@ def run_snapshot_of_checkpoint(settings: JobSettings, checkpoint: str, *, var: P
         with state_place(settings, checkpoint, var) as place:
             identity = place.identity(settings.topic_prefix)
             with owned(settings, place, identity.epochs), working("copying the state"):
+                require_delivered(place.spark, place.connection, checkpoint, identity)
                 copy_state(Checkpoint(place.spark, checkpoint, identity, place.log), path)
         with RocksStore(path) as state:
             snapshot = take_snapshot(state, None, Path(scratch), snapshots)

@@ -15,6 +15,7 @@ from pipelines.cli.exits import say
 from pipelines.cli.job_sources import snapshots_of
 from pipelines.cli.target import require_state
 from pipelines.cluster.audit.audit_query import begins_now
+from pipelines.cluster.audit.undelivered import require_delivered
 from pipelines.cluster.migration.stored_state import Migrated
 from pipelines.cluster.migration.to_cluster import migrate_to_cluster
 from pipelines.cluster.migration.to_folder import migrate_to_folder
@@ -62,7 +63,7 @@ def run_to_folder(settings: JobSettings, checkpoint: str, *, var: Path, as_json:
     """Write the state of a stopped job on a cluster to a folder.
 
     Raises:
-        Invalid: The folder has a state, or the checkpoint is not that of the prefix.
+        Invalid: The folder has a state, the checkpoint is not that of the prefix, or rows of it are not delivered.
         Corrupt: The log does not reach back to the state.
         Unavailable: Kafka or the place of the checkpoint cannot be reached.
         Fenced: A job runs.
@@ -72,6 +73,7 @@ def run_to_folder(settings: JobSettings, checkpoint: str, *, var: Path, as_json:
         place = stack.enter_context(state_place(settings, checkpoint, var))
         identity = place.identity(settings.topic_prefix)
         stack.enter_context(owned(settings, place, identity.epochs))
+        require_delivered(place.spark, place.connection, checkpoint, identity)
         migrated = migrate_to_folder(
             place.spark, checkpoint, prefix=settings.topic_prefix, ops=place.ops, log=place.log, folder=folder
         )

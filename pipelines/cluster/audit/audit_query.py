@@ -7,7 +7,7 @@ Delta recognises the repeated commit by its transaction id.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -98,6 +98,13 @@ class AuditQuery:
 
     def start(self) -> StreamingQuery:
         """Start the query."""
+        return self._start(processingTime=f"{self._interval_s} seconds")
+
+    def start_drain(self) -> StreamingQuery:
+        """Start the query so that it ends when it has written what the topic has now."""
+        return self._start(availableNow=True)
+
+    def _start(self, **trigger: Any) -> StreamingQuery:  # noqa: ANN401 - as Spark's trigger takes them
         join_pool(self._spark, AUDIT)
         topic = ClusterTopics.of(self._prefix).audit
         frame = (
@@ -112,7 +119,7 @@ class AuditQuery:
         return (
             frame.writeStream.queryName(AUDIT)
             .option("checkpointLocation", self._checkpoint)
-            .trigger(processingTime=f"{self._interval_s} seconds")
+            .trigger(**trigger)
             .foreachBatch(self._write)
             .start()
         )

@@ -23,16 +23,43 @@ from pipelines.cluster.committed import last_committed
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.ops_log import OpsPartitionReader, found_log
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Corrupt
+from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["Undelivered", "read_undelivered"]
+__all__ = ["Undelivered", "read_undelivered", "require_delivered"]
 
 
 class Undelivered(NamedTuple):
-    """Entries of the outbox of the state, and of that of the builder's store."""
+    """Entries of the outbox of the state, and of that of the builder's store; and the number of dead letters."""
 
     rows: list[Change]
     units: list[Change]
+    dead_letters: int
+
+
+def require_delivered(
+    spark: SparkSession, connection: KafkaConnection, checkpoint: str, identity: CheckpointIdentity
+) -> None:
+    """Refuse to go on elsewhere with a state of which rows or dead letters are only in the audit topic.
+
+    Args:
+        spark: A session.
+        connection: The Kafka.
+        checkpoint: Path or URL of the state of the job, which does not run.
+        identity: Its identity.
+
+    Raises:
+        Invalid: Some are.
+        Corrupt: As in `read_undelivered`.
+        Unavailable: Kafka or the place of the checkpoint cannot be reached.
+    """
+    found = read_undelivered(spark, connection, checkpoint, identity)
+    if entries := len(found.rows) + len(found.units) + found.dead_letters:
+        message = (
+            f"{entries:,} entries of {ClusterTopics.of(identity.prefix).audit} are not in the tables or the dead-letter"
+            " topic yet, and nobody else would write them: start the job once more with `popstream submit`, and stop it"
+            " by SIGTERM: at its end it writes what waits"
+        )
+        raise Invalid(message, subject=checkpoint)
 
 
 def read_undelivered(
@@ -40,7 +67,7 @@ def read_undelivered(
 ) -> Undelivered:
     """Return what comes after the last micro-batch that the audit query has committed: each entry once.
 
-    Some of it may be in the tables, if the query ended in the middle of a micro-batch. Dead letters are left out.
+    Some of it may be in the tables, if the query ended in the middle of a micro-batch. Dead letters are counted.
 
     Args:
         spark: A session.
@@ -59,9 +86,10 @@ def read_undelivered(
     cursors = stored_cursors(spark, query_checkpoint, 0 if committed is None else committed.batch_id + 1)
     rows: list[Change] = []
     units: list[Change] = []
+    dead_letters = 0
     facts = describe(connection, [topic]).get(topic)
     if facts is None:
-        return Undelivered(rows, units)
+        return Undelivered(rows, units, dead_letters)
     log = found_log(connection, facts)
     for partition, end in sorted(log.end_offset.items()):
         # What retention has deleted is in no table: its rows are missing there.
@@ -80,7 +108,9 @@ def read_undelivered(
                     units.append(_entry(EntryKind.UNIT_SPANS, len(units), _spans_of(record.value)))
                 elif key.kind == EntryKind.AUDIT:
                     rows.append(_entry(EntryKind.AUDIT, len(rows), record.value))
-    return Undelivered(rows, units)
+                else:
+                    dead_letters += key.kind == EntryKind.DEAD_LETTER
+    return Undelivered(rows, units, dead_letters)
 
 
 def _entry(kind: int, number: int, value: bytes) -> Change:

@@ -33,16 +33,22 @@ def content_of_store(state: RocksStore) -> Iterator[Content]:
             yield family, key, value
 
 
-def rows_of_checkpoint(spark: SparkSession, query_checkpoint: str, ops_partitions: int) -> Iterator[ShardRow]:
-    """Yield what the maps of all shards hold after the last committed micro-batch, by Spark's own reader.
+def rows_of_checkpoint(
+    spark: SparkSession,
+    query_checkpoint: str,
+    ops_partitions: int,
+    names: Iterable[str] = (META_MAP, *ShardMaps._fields),
+) -> Iterator[ShardRow]:
+    """Yield what maps of all shards hold after the last committed micro-batch, by Spark's own reader.
 
     Args:
         spark: A session with the state store of `cluster_session`.
         query_checkpoint: Path or URL of the checkpoint of the deciding query.
         ops_partitions: Partitions of the ops topic.
+        names: The maps.
     """
     partition_of_key = {key: partition for partition, key in enumerate(shard_keys(spark, ops_partitions))}
-    for name in (META_MAP, *ShardMaps._fields):
+    for name in names:
         at = f.lit(b"") if name == META_MAP else f.col("at")
         found = stored_map(spark, query_checkpoint, name).select("key.*", at, "value")
         for shard, key, value in found.toLocalIterator():

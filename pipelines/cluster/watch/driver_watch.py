@@ -10,6 +10,7 @@ from checkpoints.prefix_owner import Owner
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.checkpoint_layout import AUDIT, BUILD_UNITS, DECIDE_OPS
 from pipelines.cluster.committed import Committed
+from pipelines.cluster.kept_query import KeptQuery
 from pipelines.cluster.watch.query_progress import ProgressWatch, skew_of
 from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.messages import JobReport, OwnerView
@@ -35,7 +36,7 @@ class DriverWatch:
         ops: The ops topic.
         committed: What the deciding query had committed before it was started.
         owner: Returns the job as the owner of the prefix.
-        audit_failures: Returns how often the audit query has failed.
+        audit: The query that writes rows.
         failure: Returns the error that ended the job, or None.
         on_failure: Called with the error when the job cannot go on with the ops topic.
 
@@ -54,7 +55,7 @@ class DriverWatch:
         ops: TopicFacts,
         committed: Committed,
         owner: Callable[[], Owner],
-        audit_failures: Callable[[], int],
+        audit: KeptQuery,
         failure: Callable[[], BaseException | None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -64,7 +65,7 @@ class DriverWatch:
         self._checkpoint = checkpoint
         self._tables = tables
         self._owner = owner
-        self._audit_failures = audit_failures
+        self._audit = audit
         self._failure = failure
         self.progress = ProgressWatch(self.queries, committed.ends, DECIDE_OPS, batch_id=committed.batch_id)
         self._sampling = Periodic("progress", SAMPLE_INTERVAL_S, self.progress.sample)
@@ -93,7 +94,9 @@ class DriverWatch:
         """Return what keeps the job from deciding or delivering. Empty: it is ready."""
         failure = self._failure()
         ended = None if failure is None else f"the job has ended: {failure}"
-        return [reason for reason in (self._log.problem, ended) if reason]
+        problem = self._audit.problem
+        no_rows = None if problem is None else f"decided rows wait, and are not written to the tables: {problem}"
+        return [reason for reason in (self._log.problem, ended, no_rows) if reason]
 
     def report(self) -> JobReport:
         """Return what the job reports about itself. Reads memory only."""
@@ -124,5 +127,5 @@ class DriverWatch:
             ],
             skew=skew_of(recent),
             queries=[found.report(name) for name, found in sorted(self.progress.last.items())],
-            audit_failures=self._audit_failures(),
+            audit_failures=self._audit.failures,
         )

@@ -12,12 +12,15 @@ from pipelines.cluster import kept_query, ownership_guard
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from popstream.wire.base_errors import Unavailable
+from tests.support.wire import wait_for
 
 
 class Query:
     """In place of Spark's: fails at once, or runs until it is stopped, in the middle of a micro-batch or not."""
 
     name = "query"
+
+    lastProgress: Any = None  # noqa: N815 - Spark's name
 
     def __init__(self, *, fails: bool = False, is_busy: bool = False) -> None:
         self._fails = fails
@@ -28,11 +31,11 @@ class Query:
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
         return not self._stopped.is_set()
 
-    def awaitTermination(self) -> None:  # noqa: N802
+    def awaitTermination(self, timeout: int = 60) -> bool:  # noqa: N802
         if self._fails:
             message = "no space left"
             raise OSError(message)
-        self._stopped.wait(60)
+        return self._stopped.wait(timeout)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -49,12 +52,64 @@ def test_a_query_that_fails_is_started_again_until_the_job_stops(monkeypatch: py
             running.set()
         return started[-1]
 
-    kept = KeptQuery(start, "audit", RunningQueries())
+    kept = KeptQuery(start, start, "audit", RunningQueries())
     kept.start()
     assert running.wait(60)
     kept.stop()
     assert (len(started), kept.failures) == (4, 3)
     assert not started[-1].isActive
+
+
+def test_a_query_that_failed_is_a_problem_until_it_has_done_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_query, "PAUSE_S_MIN", 0.01)
+    monkeypatch.setattr(kept_query, "PROGRESS_S", 0.01)
+    queries = iter([Query(fails=True), steady := Query()])
+    start = lambda: cast("Any", next(queries))  # noqa: E731
+    kept = KeptQuery(start, start, "audit", RunningQueries())
+    assert kept.problem is None
+    kept.start()
+    wait_for(lambda: kept.problem and kept._query is cast("Any", steady), patience_s=20)
+    assert "no space left" in str(kept.problem)
+    steady.lastProgress = {"batchId": 1}
+    wait_for(lambda: kept.problem is None, patience_s=20)
+    kept.stop()
+    assert kept.failures == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_query_is_drained_when_it_was_stopped_in_order(monkeypatch: pytest.MonkeyPatch, *, ends: bool) -> None:
+    monkeypatch.setattr(kept_query, "DRAIN_S", 0.2)
+    running, drain = Query(), Query()
+    drained: list[bool] = []
+
+    def start_drain() -> Any:
+        drained.append(running.isActive)
+        if ends:
+            drain.stop()
+        return drain
+
+    kept = KeptQuery(lambda: cast("Any", running), start_drain, "audit", RunningQueries())
+    kept.start()
+    wait_for(lambda: kept._query is cast("Any", running), patience_s=20)
+    kept.stop(drains=True)
+    assert drained == [False], "once, when it no longer ran"
+    assert not drain.isActive
+
+
+def test_a_job_that_may_write_no_more_drains_nothing() -> None:
+    queries, query = RunningQueries(), Query()
+    drained: list[object] = []
+
+    def start_drain() -> Any:
+        drained.append(query)
+        return query
+
+    kept = KeptQuery(lambda: cast("Any", query), start_drain, "audit", queries)
+    kept.start()
+    wait_for(lambda: kept._query is cast("Any", query), patience_s=20)
+    queries.stop_at_once()
+    kept.stop(drains=True)
+    assert not drained
 
 
 def test_a_query_that_starts_while_the_job_stops_is_ended() -> None:
@@ -65,7 +120,7 @@ def test_a_query_that_starts_while_the_job_stops_is_ended() -> None:
         assert may_start.wait(60)
         return query
 
-    kept = KeptQuery(start, "audit", RunningQueries())
+    kept = KeptQuery(start, start, "audit", RunningQueries())
     kept.start()
     assert starts.wait(60)
     stopping = threading.Thread(target=kept.stop)
@@ -84,7 +139,8 @@ def test_a_job_that_may_decide_no_more_does_not_wait_for_the_end_of_a_micro_batc
     queries = RunningQueries()
     deciding, audit = Query(is_busy=True), Query(is_busy=True)
     queries.add(cast("Any", deciding))
-    kept = KeptQuery(lambda: cast("Any", audit), "audit", queries)
+    start = lambda: cast("Any", audit)  # noqa: E731
+    kept = KeptQuery(start, start, "audit", queries)
     kept.start()
     valid_for_s = [6.0]
     lost: list[BaseException] = []
