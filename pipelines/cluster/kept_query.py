@@ -65,7 +65,7 @@ class KeptQuery:
         """Stop both.
 
         Args:
-            drains: Then let it take what there is, if that does not take long: whoever reads the checkpoint of the
+            drains: Then let it take what there is, if that does not take long: who reads the checkpoint of the
                 stopped job finds everything delivered. What stays, the next start takes.
         """
         self._stopping.set()
