@@ -7,90 +7,25 @@ Method: a broker and a standalone cluster here; the command as a user runs it, w
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-import pytest
+from typing import TYPE_CHECKING
 
 from connectors.local_servers.process_tree import kill_tree
-from tests.cluster.conftest import ROOT, driver_variables
+from tests.cluster.submitted import WAIT_S, ops, settings_file, started, submit_command
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from connectors.kafka.embedded import EmbeddedKafka
     from connectors.spark_cluster.standalone import StandaloneCluster
 
-WAIT_S = 600
 QUEUE = {"topic": "orders", "queue_id": 0}
 
 
-@pytest.fixture
-def command(
-    tmp_path: Path, kafka: EmbeddedKafka, cluster: StandaloneCluster, unpacked_environment: str, topic_prefix: str
-) -> list[str]:
-    settings = tmp_path / "job.toml"
-    settings.write_text(
-        f"""
-        bootstrap_servers = "{kafka.bootstrap_servers}"
-        topic_prefix = "{topic_prefix}"
-        ops_partitions = 2
-        flush_interval_s = 0.5
-        driver_memory = "768m"
-        executor_memory = "768m"
-
-        [spark_conf]
-        "spark.driver.host" = "127.0.0.1"
-        "spark.driver.bindAddress" = "127.0.0.1"
-        "spark.ui.enabled" = "false"
-        """
-    )
-    return [
-        *(sys.executable, "-m", "popstream", "submit", "--var", str(ROOT / "var"), "--settings", str(settings)),
-        *("--master", cluster.master_url, "--checkpoint", f"file://{tmp_path}/state"),
-        *("--environment", unpacked_environment),
-    ]
-
-
-def started(command: list[str], folder: Path) -> Generator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        command, env=driver_variables(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as driver:
-        assert driver.stdout is not None
-        lines = []
-        for line in driver.stdout:
-            lines.append(line)
-            if "ready: " in line:
-                break
-        else:
-            raise AssertionError("".join(lines))
-        try:
-            yield driver
-        finally:
-            kill_tree(driver.pid)
-
-
-def ops(options: list[str], *operations: dict[str, Any]) -> list[dict[str, Any]]:
-    """Answers to operations, by the client of the command line."""
-    done = subprocess.run(
-        [sys.executable, "-m", "popstream", "ops", "--json", *options],
-        input="\n".join(msgspec.json.encode(each).decode() for each in operations),
-        env=driver_variables(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
-
-
 def test_the_job_answers_after_a_killed_driver_and_ends_with_zero(
-    command: list[str], tmp_path: Path, kafka: EmbeddedKafka, topic_prefix: str
+    tmp_path: Path, kafka: EmbeddedKafka, cluster: StandaloneCluster, unpacked_environment: str, topic_prefix: str
 ) -> None:
+    settings = settings_file(tmp_path, kafka.bootstrap_servers, topic_prefix)
+    command = submit_command(settings, f"file://{tmp_path}/state", cluster, unpacked_environment)
     declare = {"type": "declare", **QUEUE, "topic_id": "T"}
     dispatch = {"type": "dispatch", **QUEUE, "ranges": [{"first": 0, "last": 9}]}
     pop = {"type": "pop", **QUEUE, "group": "billing", "max_messages": 4, "invisible_time_ms": 600_000}

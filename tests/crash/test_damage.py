@@ -53,7 +53,10 @@ def kinds(folder: JobFolder) -> Iterator[tuple[str, list[list[Path]]]]:
     for pattern in ("*.sst", "*.log", "MANIFEST-*", "CURRENT", "OPTIONS-*"):
         yield f"state {pattern}", _each(folder.state.glob(pattern))
     for part in ("files", "manifests"):
-        yield f"snapshots {part}", _each((folder.snapshots / part).iterdir())
+        stored = _each((folder.snapshots / part).iterdir())
+        yield f"snapshots {part}", stored
+        # Without a state a restore reads them.
+        yield f"state CURRENT and snapshots {part}", [[folder.state / "CURRENT", *files] for files in stored]
     logs = [table_path(folder.delta, table) / "_delta_log" for table in AUDIT_TABLES]
     commits = [sorted(log.glob("*.json")) for log in logs]
     yield "first commit", [[files[0]] for files in commits]

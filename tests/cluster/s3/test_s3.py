@@ -1,33 +1,37 @@
-"""Claims: checkpoint, state and table of a job can be on S3, each row is there once after its driver was killed, and no
-log has the credentials; one of two writers makes a `NewFile`, where with a plain create the later replaces the other.
+"""Claims: a job with its state, checkpoint and tables on S3 goes on after its driver was killed, its tables have each
+decision once, `popstream verify` finds nothing there that the log does not lead to, and no log has the credentials; one
+of two writers makes a `NewFile`, where with a plain create the later replaces the other.
 
-Method: moto's S3 server here, a standalone cluster, jobs whose executors read and write the bucket.
+Method: moto's S3 server here, a broker and a standalone cluster, whose executors read and write the bucket.
 """
 
 from __future__ import annotations
 
-import time
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from connectors.jars.resolve import s3_jars
 from connectors.local_servers.process_tree import kill_tree
+from pipelines.recovery.verify import Verified
 from tests.cluster.conftest import ROOT
-from tests.cluster.s3.counting_job import BATCHES, RESTS, ROWS_PER_BATCH
+from tests.cluster.submitted import WAIT_S, ops, popstream, settings_file, started, submit_command
 from tests.support.s3_server import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from connectors.kafka.embedded import EmbeddedKafka
     from connectors.spark_cluster.standalone import StandaloneCluster
     from tests.cluster.conftest import Submitter
 
 BUCKET = "popstream-test"
 SECRET = "secret-that-no-log-may-have"  # noqa: S105 - it opens a server of the test
 SERVER = ROOT / "var" / "s3-server" / "bin" / "moto_server"
-WAIT_S = 900
+QUEUE = {"topic": "orders", "queue_id": 0}
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +41,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def settings(s3: S3Server, tmp_path: Path) -> Path:
-    file = tmp_path / "job.toml"
-    file.write_text(
-        f"""
+def settings(s3: S3Server, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Path:
+    more = f"""
         [hadoop_conf]
         "fs.s3a.endpoint" = "{s3.endpoint}"
         "fs.s3a.endpoint.region" = "us-east-1"
@@ -48,35 +50,50 @@ def settings(s3: S3Server, tmp_path: Path) -> Path:
         "fs.s3a.access.key" = "access"
         "fs.s3a.secret.key" = "{SECRET}"
         """
-    )
-    return file
+    return settings_file(tmp_path, kafka.bootstrap_servers, topic_prefix, more)
 
 
-def test_state_checkpoint_and_table_are_on_s3_and_complete_after_a_killed_driver(
-    cluster: StandaloneCluster, submitter: Submitter, s3: S3Server, settings: Path
+def test_a_job_on_s3_goes_on_after_a_killed_driver_and_is_what_its_log_leads_to(
+    cluster: StandaloneCluster,
+    unpacked_environment: str,
+    s3: S3Server,
+    settings: Path,
+    kafka: EmbeddedKafka,
+    topic_prefix: str,
+    tmp_path: Path,
 ) -> None:
-    url, jars = f"s3a://{BUCKET}/counting", s3_jars(ROOT / "var")
-    job = ("tests.cluster.s3.counting_job", str(settings), url)
-    with submitter.started(*job, jars=jars) as killed:
-        deadline_s = time.monotonic() + WAIT_S
-        while not s3.keys("counting/checkpoint/commits/0"):
-            assert time.monotonic() < deadline_s
-            assert killed.poll() is None, killed.communicate()
-            time.sleep(1)
-        kill_tree(killed.pid)
-        out, err = killed.communicate()
-    done = submitter.run(*job, jars=jars)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    batches, greatest = done.stdout.splitlines()[-2:]
-    count = int(batches.removeprefix("batches "))
-    assert count >= BATCHES + 1
-    # Each micro-batch adds as many numbers to every rest, and writes a row for each.
-    assert greatest == f"greatest {count * ROWS_PER_BATCH // RESTS} rows {count * RESTS}"
-    assert [key for key in s3.keys("counting/checkpoint/state/0/") if key.endswith(".changelog")]
-    assert len([key for key in s3.keys("counting/table/_delta_log/") if key.endswith(".json")]) == count
+    checkpoint = f"s3a://{BUCKET}/job"
+    command = submit_command(settings, checkpoint, cluster, unpacked_environment)
+    asked = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", topic_prefix]
+    declare = {"type": "declare", **QUEUE, "topic_id": "T"}
+    dispatch = {"type": "dispatch", **QUEUE, "ranges": [{"first": 0, "last": 99}]}
+    pop = {"type": "pop", **QUEUE, "group": "billing", "max_messages": 10, "invisible_time_ms": 600_000}
+    first = started(command, tmp_path)
+    driver = next(first)
+    _, _, popped = ops(asked, declare, dispatch, pop)
+    assert popped["messages"] == [[0, 9, 1]]
+    kill_tree(driver.pid)
+    first.close()
+    second = started(command, tmp_path)
+    driver = next(second)
+    assert ops(asked, pop)[0]["messages"] == [[10, 19, 1]]
+    driver.send_signal(signal.SIGTERM)
+    out, _ = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 0, out[-3000:]
+    second.close()
+
+    done = popstream(
+        "verify", "--json", "--checkpoint", checkpoint, "--settings", str(settings), "--var", str(ROOT / "var")
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = msgspec.json.decode(done.stdout, type=Verified)
+    assert found.differences == []
+    assert found.rows["operations"] == 4
+    assert not any(found.not_in_delta.values()), "a job that is stopped in order writes all that it has decided"
+    assert [key for key in s3.keys("job/decide_ops/state/0/") if key.endswith(".changelog")]
     logs = [path.read_text(errors="replace") for path in cluster.folder.rglob("*") if path.name in {"stderr", "stdout"}]
     assert logs
-    everything = "\n".join([*logs, out, err, done.stdout, done.stderr])
+    everything = "\n".join([*logs, out, done.stdout, done.stderr])
     assert [line.replace(SECRET, "...")[:300] for line in everything.splitlines() if SECRET in line] == []
 
 
