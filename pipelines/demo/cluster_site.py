@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from pyspark.sql import SparkSession
 
@@ -52,11 +53,18 @@ _DONE = """
         GROUP BY queue_id, "group")
 """
 _DEAD_LETTERED = "SELECT sum(last_offset - first_offset + 1) FROM deliveries WHERE step = 'dead_lettered'"
-_EXECUTOR_AT, _WORKER_AT, _DRIVER_AT = 0.2, 0.4, 0.6
 _DRIVER_STARTS_MAX = 5
 _READY, _READY_S = "popstream: ready", 180.0
 _LINES_SHOWN = 20
 _STOP_S = 60.0
+
+
+class Kill(NamedTuple):
+    """What is killed, once a share of all messages is done. `do` returns False if there is none at the moment."""
+
+    what: str
+    at: float
+    do: Callable[[], bool]
 
 
 class ClusterSite:
@@ -68,7 +76,6 @@ class ClusterSite:
 
     # The driver may have been killed a moment ago.
     settle_s = 400.0
-    dispatches = False
 
     spark: SparkSession
 
@@ -83,7 +90,14 @@ class ClusterSite:
         self._stack = contextlib.ExitStack()
         self._driver: subprocess.Popen[bytes] | None = None
         self._driver_starts = 0
-        self._done_to_it: set[str] = set()
+        self._kills = deque(
+            (
+                Kill("an executor", 0.2, self._kill_executor),
+                Kill("a worker", 0.4, self._kill_worker),
+                Kill("the driver", 0.6, self._kill_driver),
+            )
+        )
+        self._last_kill_at = 0.0
         self.topics = Topics.of(settings.topic_prefix)
 
     @property
@@ -140,19 +154,19 @@ class ClusterSite:
         return Progress(done, dead_lettered, f"  done {done}  dead letters {dead_lettered}")
 
     def disturb(self, share_done: float) -> None:
-        """Kill an executor, then a worker, then the driver."""
-        for what, at, kill in (
-            ("an executor", _EXECUTOR_AT, self._kill_executor),
-            ("a worker", _WORKER_AT, self._kill_worker),
-            ("the driver", _DRIVER_AT, self._kill_driver),
-        ):
-            if what not in self._done_to_it and share_done >= at:
-                self._done_to_it.add(what)
-                self._view.say(f"killing {what}")
-                kill()
+        """Kill an executor, then a worker, then the driver: each once the job has done more since the last kill."""
+        if self._kills and share_done >= self._kills[0].at and share_done > self._last_kill_at:
+            kill = self._kills[0]
+            if kill.do():
+                self._view.say(f"killed {kill.what}")
+                self._kills.popleft()
+                self._last_kill_at = share_done
 
     def is_settled(self, records: int) -> bool:
         """See `JobSite`."""
+        if self._kills:  # the tables have come so late that all was done at once
+            self.disturb(self._last_kill_at + 1)
+            return False
         state = self._root / "state"
         decided = committed_end(state / DECIDE_OPS, self.topics.ops)
         if sum(decided.values()) < records:
@@ -189,6 +203,7 @@ class ClusterSite:
             f'bootstrap_servers = "{self.connection.bootstrap_servers}"\n'
             f'topic_prefix = "{settings.topic_prefix}"\n'
             f"ops_partitions = {settings.ops_partitions}\n"
+            f'message_topics = "{settings.message_topics}"\n'
             f"flush_interval_s = {settings.flush_interval_s}\n"
             "[spark_conf]\n"
             '"spark.ui.enabled" = "false"\n'
@@ -230,18 +245,22 @@ class ClusterSite:
             self._signal_driver(signal.SIGKILL)
             self._driver.wait()
 
-    def _kill_executor(self) -> None:
-        for pid in self._cluster.executor_pids()[:1]:
-            self._cluster.kill_executor(pid)
+    def _kill_executor(self) -> bool:
+        pids = self._cluster.executor_pids()
+        if pids:
+            self._cluster.kill_executor(pids[0])
+        return bool(pids)
 
-    def _kill_worker(self) -> None:
+    def _kill_worker(self) -> bool:
         self._cluster.kill_worker(0)
         self._cluster.start_worker(0)
+        return True
 
-    def _kill_driver(self) -> None:
+    def _kill_driver(self) -> bool:
         self._signal_driver(signal.SIGKILL)
         assert self._driver is not None, "it has been started"
         self._driver.wait()
+        return True
 
     def _signal_driver(self, number: signal.Signals) -> None:
         """Send a signal to the JVM of the driver and to its Python, which are one group of processes."""

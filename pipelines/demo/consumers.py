@@ -92,7 +92,7 @@ def run_sender(task: Task) -> None:
         if (error := sent.exception()) is not None:
             failures.append(error)
 
-    with Producer(**task.client_options, dispatch=task.dispatches, admin_key=task.admin_key_file or None) as producer:
+    with Producer(**task.client_options) as producer:
         for number, value in enumerate(task.source.values()):
             queue_id, _ = task.source.position(number, task.queues)
             producer.send(task.topic, value, queue_id=queue_id).add_done_callback(note_failure)

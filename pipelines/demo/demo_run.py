@@ -236,8 +236,6 @@ class _Demo:
     def _tasks(self, site: JobSite) -> list[Task]:
         common = {
             "connection": site.connection,
-            "dispatches": not site.dispatches,
-            "admin_key_file": "" if site.dispatches else self._written_admin_key(),
             "prefix": self._prefix,
             "topic": self._topic,
             "queues": self._expected.queues,
@@ -248,13 +246,6 @@ class _Demo:
             "refused_count": self._expected.refused_count,
         }
         return tasks_of([group for group in self._expected.groups if group != ORDERLY_GROUP], common)
-
-    def _written_admin_key(self) -> str:
-        """Write the admin key into a file for the senders, and return its path."""
-        path = self._folder / "admin.key"
-        path.touch(mode=0o600)
-        path.write_text(f"{self._admin_key.key_id}:{self._admin_key.secret}\n")
-        return str(path)
 
     def _declare(self, connection: KafkaConnection) -> None:
         """Declare the queues, and give one group its attempt limit, before the first pop."""

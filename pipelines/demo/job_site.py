@@ -44,10 +44,6 @@ class JobSite(Protocol):
         """Seconds in which the tables have all rows, once nothing more is written."""
 
     @property
-    def dispatches(self) -> bool:
-        """Whether the job finds out by itself what is written to message topics."""
-
-    @property
     def connection(self) -> KafkaConnection:
         """The Kafka."""
 
@@ -91,7 +87,6 @@ class EmbeddedSite:
     """The embedded job, in this process."""
 
     settle_s = 120.0
-    dispatches = True
 
     def __init__(self, settings: JobSettings, *, var: Path, view: View) -> None:
         self._host = Host(settings, var=var, on_progress=view.say)

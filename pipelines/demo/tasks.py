@@ -32,8 +32,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         name: Name of the process, and its client id.
         folder: Gets the history of its client, and the files below.
         set_size: Messages that a steady consumer processes and acks together.
-        dispatches: Senders tell the job what they have written, because it does not find out by itself.
-        admin_key_file: The admin key with which they sign that; empty: they do not.
         releases_poison: Release poison messages until the attempt limit makes them dead letters; else process them.
         malformed_count: Malformed records that the intruder writes.
         refused_count: Operations of the intruder that the job must refuse.
@@ -46,8 +44,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     queues: int
     ops_partitions: int
-    dispatches: bool = False
-    admin_key_file: str = ""
     source: MessageSource
     folder: str
     group: str = ""
