@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from connectors.local_servers.process_tree import kill_tree
 from tests.cluster.conftest import ROOT, driver_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from connectors.spark_cluster.standalone import StandaloneCluster
@@ -52,8 +53,9 @@ def submit_command(settings: Path, checkpoint: str, cluster: StandaloneCluster, 
     ]
 
 
-def started(command: list[str], folder: Path) -> Generator[subprocess.Popen[str]]:
-    """Yield the driver once it is ready; what is left of it at the end is killed."""
+@contextlib.contextmanager
+def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the driver and wait until it is ready; what is left of it at the end is killed."""
     with subprocess.Popen(
         command, env=driver_variables(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as driver:
@@ -87,6 +89,6 @@ def popstream(*arguments: str, text: str = "") -> subprocess.CompletedProcess[st
 def ops(options: list[str], *operations: dict[str, Any]) -> list[dict[str, Any]]:
     """Answers to operations, by the client of the command line."""
     lines = "\n".join(msgspec.json.encode(each).decode() for each in operations)
-    done = popstream("ops", "--json", *options, text=lines)
+    done = popstream("ops", "--json", "--timeout", f"{WAIT_S // 2}s", *options, text=lines)
     assert done.returncode == 0, done.stderr
     return [msgspec.json.decode(line) for line in done.stdout.splitlines()]

@@ -30,16 +30,12 @@ def test_the_job_answers_after_a_killed_driver_and_ends_with_zero(
     dispatch = {"type": "dispatch", **QUEUE, "ranges": [{"first": 0, "last": 9}]}
     pop = {"type": "pop", **QUEUE, "group": "billing", "max_messages": 4, "invisible_time_ms": 600_000}
     asked = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", topic_prefix]
-    first = started(command, tmp_path)
-    driver = next(first)
-    declared, dispatched, popped = ops(asked, declare, dispatch, pop)
-    assert (declared["reason"], dispatched["reason"], popped["messages"]) == ("OK", "OK", [[0, 3, 1]])
-    kill_tree(driver.pid)
-    first.close()
-    second = started(command, tmp_path)
-    driver = next(second)
-    assert ops(asked, pop)[0]["messages"] == [[4, 7, 1]]
-    driver.send_signal(signal.SIGTERM)
-    assert driver.wait(WAIT_S) == 0
-    second.close()
+    with started(command, tmp_path) as driver:
+        declared, dispatched, popped = ops(asked, declare, dispatch, pop)
+        assert (declared["reason"], dispatched["reason"], popped["messages"]) == ("OK", "OK", [[0, 3, 1]])
+        kill_tree(driver.pid)
+    with started(command, tmp_path) as driver:
+        assert ops(asked, pop)[0]["messages"] == [[4, 7, 1]]
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(WAIT_S) == 0
     assert list((tmp_path / "state" / "tables" / "operations" / "_delta_log").glob("*.json"))

@@ -68,19 +68,15 @@ def test_a_job_on_s3_goes_on_after_a_killed_driver_and_is_what_its_log_leads_to(
     declare = {"type": "declare", **QUEUE, "topic_id": "T"}
     dispatch = {"type": "dispatch", **QUEUE, "ranges": [{"first": 0, "last": 99}]}
     pop = {"type": "pop", **QUEUE, "group": "billing", "max_messages": 10, "invisible_time_ms": 600_000}
-    first = started(command, tmp_path)
-    driver = next(first)
-    _, _, popped = ops(asked, declare, dispatch, pop)
-    assert popped["messages"] == [[0, 9, 1]]
-    kill_tree(driver.pid)
-    first.close()
-    second = started(command, tmp_path)
-    driver = next(second)
-    assert ops(asked, pop)[0]["messages"] == [[10, 19, 1]]
-    driver.send_signal(signal.SIGTERM)
-    out, _ = driver.communicate(timeout=WAIT_S)
-    assert driver.returncode == 0, out[-3000:]
-    second.close()
+    with started(command, tmp_path) as driver:
+        _, _, popped = ops(asked, declare, dispatch, pop)
+        assert popped["messages"] == [[0, 9, 1]]
+        kill_tree(driver.pid)
+    with started(command, tmp_path) as driver:
+        assert ops(asked, pop)[0]["messages"] == [[10, 19, 1]]
+        driver.send_signal(signal.SIGTERM)
+        out, _ = driver.communicate(timeout=WAIT_S)
+        assert driver.returncode == 0, out[-3000:]
 
     done = popstream(
         "verify", "--json", "--checkpoint", checkpoint, "--settings", str(settings), "--var", str(ROOT / "var")
