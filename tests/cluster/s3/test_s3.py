@@ -84,7 +84,7 @@ def test_a_job_on_s3_goes_on_after_a_killed_driver_and_is_what_its_log_leads_to(
     assert done.returncode == 0, done.stderr[-3000:]
     found = msgspec.json.decode(done.stdout, type=Verified)
     assert found.differences == []
-    assert found.rows["operations"] == 4
+    assert found.rows["operations"] >= 4, "an operation that was sent again has a row each time"
     assert not any(found.not_in_delta.values()), "a job that is stopped in order writes all that it has decided"
     assert [key for key in s3.keys("job/decide_ops/state/0/") if key.endswith(".changelog")]
     logs = [path.read_text(errors="replace") for path in cluster.folder.rglob("*") if path.name in {"stderr", "stdout"}]
