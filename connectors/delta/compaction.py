@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
 from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
+from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, write_commit
 from connectors.delta.queue_ranges import QueueRanges
 from connectors.delta.rows import in_pieces, with_lacking
@@ -169,7 +170,7 @@ def _is_settled(path: Path, file: DataFile) -> bool:
 def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], ranges: QueueRanges | None) -> int:
     """Replace files by one, or by one for each range of queues, in one commit; return the number of new ones.
 
-    An error leaves nothing behind.
+    An error leaves no file behind that no commit names.
     """
     prefix, count = (PREFIX, 1) if ranges is None else (CLUSTERED, ranges.count)
     names = [str(Path(files[0].path).with_name(f"{prefix}{secrets.token_hex(16)}.zstd.parquet")) for _ in range(count)]
@@ -179,15 +180,11 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], 
             message = f"version {commit.version} of {path.name} is not only an append: compaction left the table alone"
             raise Unavailable(message, subject=path.name)
 
-    try:
+    with deleted_unless_committed(path, found.version, names):
         joined = _joined(path, table, files, names, ranges)
         # A power loss must not lose a commit that says which rows are delivered, and keep the rows.
         _sync_version(path, found.version)
         write_commit(path, found.version, _actions(found.version, files, joined), require_compatible)
-    except Exception:  # not BaseException: a signal may come after the commit
-        for name in names:
-            (path / unquote(name)).unlink(missing_ok=True)
-        raise
     return len(names)
 
 

@@ -29,6 +29,7 @@ from connectors.delta.data_files import data_schema, file_statistics, parquet_wr
 from connectors.delta.erased_values import ERASED, ERASED_CAUSE, NO_HEAD
 from connectors.delta.log.commits import Commit, commits_after, sync
 from connectors.delta.log.table_log import DataFile, read_data_files
+from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, txn_action, write_commit
 from connectors.delta.row_totals import WrittenTotals, digest_change
 from connectors.delta.rows import with_lacking
@@ -113,7 +114,6 @@ def _erase_newest(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) ->
     require_rewritable(path, table, found)
     removed = [file for file, _ in with_texts]
     changes: dict[str, int] = defaultdict(int)
-    added: list[DataFile] = []
     paths = {unquote(file.path) for file in removed}
 
     def require_compatible(commit: Commit) -> None:
@@ -122,13 +122,13 @@ def _erase_newest(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) ->
             message = f"version {commit.version} of {path.name} has changed rows with the texts: run the command again"
             raise Unavailable(message, subject=path.name)
 
-    try:
-        added.extend(_written_anew(path, table, found, file, wanted, changes) for file in removed)
+    names = [_name_beside(file) for file in removed]
+    with deleted_unless_committed(path, found.version, names):
+        added = [
+            _written_anew(path, table, found, file, name, wanted, changes)
+            for file, name in zip(removed, names, strict=True)
+        ]
         write_commit(path, found.version, _actions(found, removed, added, changes), require_compatible)
-    except Exception:  # not BaseException: a signal may come after the commit
-        for file in added:
-            (path / unquote(file.path)).unlink(missing_ok=True)
-        raise
     return values, len(removed)
 
 
@@ -151,29 +151,29 @@ def _actions(
         yield add_action(file, data_change=True)
 
 
+def _name_beside(file: DataFile) -> str:
+    """Return the path of a new file of the same partition."""
+    folder = file.path.rpartition("/")[0]
+    return f"{folder}{'/' if folder else ''}erased-{secrets.token_hex(16)}.zstd.parquet"
+
+
 def _written_anew(
-    path: Path, table: Table, found: DataFiles, file: DataFile, wanted: Wanted, changes: dict[str, int]
+    path: Path, table: Table, found: DataFiles, file: DataFile, name: str, wanted: Wanted, changes: dict[str, int]
 ) -> DataFile:
     """Write a file without the texts, synced, which no commit names yet; add the change of digests to `changes`."""
-    name = file.path.rpartition("/")[0]
-    name = f"{name}{'/' if name else ''}erased-{secrets.token_hex(16)}.zstd.parquet"
     made, schema = path / unquote(name), data_schema(table)
     written = WrittenTotals(found.txns)
-    try:
-        with parquet_writer(made, schema) as writer:
-            for rows in _groups(path, file.path):
-                complete = with_lacking(rows, schema, table.optional_columns).select(schema.names).cast(schema)
-                mask, fresh = _masks(table, complete, wanted), complete
-                for column, is_wanted in mask.items():
-                    fresh = _replaced(fresh, column, is_wanted)
-                for app, change in digest_change(written, file.partition_values, complete, fresh).items():
-                    changes[app] = (changes[app] + change) % (1 << 63)
-                writer.write_table(fresh)
-        sync(made)
-        sync(made.parent)
-    except Exception:
-        made.unlink(missing_ok=True)
-        raise
+    with parquet_writer(made, schema) as writer:
+        for rows in _groups(path, file.path):
+            complete = with_lacking(rows, schema, table.optional_columns).select(schema.names).cast(schema)
+            mask, fresh = _masks(table, complete, wanted), complete
+            for column, is_wanted in mask.items():
+                fresh = _replaced(fresh, column, is_wanted)
+            for app, change in digest_change(written, file.partition_values, complete, fresh).items():
+                changes[app] = (changes[app] + change) % (1 << 63)
+            writer.write_table(fresh)
+    sync(made)
+    sync(made.parent)
     return DataFile(
         path=name,
         size=made.stat().st_size,

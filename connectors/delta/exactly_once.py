@@ -23,12 +23,12 @@ from connectors.delta.log.commits import (
     Commit,
     commit_file,
     commits_back_from,
-    commits_up_from,
     read_commit,
     sync_commits,
 )
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.log.transactions import app_id, versions_by_epoch
+from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, write_commit
 from connectors.delta.row_totals import RowTotalsWriter
 from connectors.delta.spark_errors import SPARK_ERRORS
@@ -159,7 +159,7 @@ class ExactlyOnceTable:
         if not files:
             return 0
         before = self._version
-        try:
+        with deleted_unless_committed(self._path, before, [file.path for file in files]):
             assert version > self.delivered, f"{self.name}: {version} is delivered, the table has {self.delivered}"
             committed = write_commit(
                 self._path,
@@ -168,11 +168,6 @@ class ExactlyOnceTable:
                 lambda commit: self._require_compatible(commit, version),
                 durable=self._durable,
             )
-        except BaseException:
-            if not self._is_committed(version):
-                for file in files:
-                    (self._path / file.path).unlink(missing_ok=True)
-            raise
         self._totals.committed()
         self._version, self.committed, self.delivered = committed, version, version
         self._own_commit = _identity(commit_file(self._path, committed))
@@ -227,10 +222,6 @@ class ExactlyOnceTable:
         if self._own_commit not in (None, found):
             message = f"another process has replaced version {self._version} of {self.name}, with rows of it: {RESTORE}"
             raise Corrupt(message, subject=self.name)
-
-    def _is_committed(self, version: int) -> bool:
-        """Return whether a commit that raised an error is in the log nevertheless."""
-        return any(commit.txns.get(self._app_id) == version for commit in commits_up_from(self._path, self._version))
 
     def _write_checkpoint(self) -> None:
         """Let Spark write a checkpoint. Without one, readers only read more commits."""

@@ -36,6 +36,7 @@ class SparkAppend:
             itself: Spark reads the whole table's log for them, in some jobs, after each commit.
 
     Attributes:
+        read_version: The version at which it was begun.
         is_done: The table has the rows, as its last `txnVersion` is not lower. Then nothing is to be committed.
 
     Raises:
@@ -51,13 +52,14 @@ class SparkAppend:
         self._jvm = jvm
         self._delta = jvm.org.apache.spark.sql.delta
         self._transaction = self._delta.DeltaLog.forTable(spark._jsparkSession, location).startTransaction()  # noqa: SLF001
+        self.read_version: int = self._transaction.readVersion()
         self._app_id = app_id
         self._version = version
         if folder is None:
             known = self._transaction.snapshot().transactions()
             self._last: LastVersion = lambda app: int(known.apply(app)) if known.contains(app) else None
         else:
-            self._last = require_table_log(folder, self._transaction.readVersion()).txns.get
+            self._last = require_table_log(folder, self.read_version).txns.get
         # What `txnVersion` does besides reading: a commit of another writer with this identifier is a conflict.
         self._transaction.readTxn().addOne(app_id)
         last = self._last(app_id)
@@ -71,7 +73,7 @@ class SparkAppend:
         assert protocol is not None
         assert metadata is not None
         return TableLog(
-            version=self._transaction.readVersion(),
+            version=self.read_version,
             protocol=protocol,
             schema=metadata.schema_string,
             properties=dict(metadata.configuration or {}),

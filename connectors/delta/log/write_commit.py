@@ -49,7 +49,8 @@ def write_commit(
 
     Raises:
         Corrupt: A commit in between cannot be read.
-        OSError: The disk is full, for example. Nothing was committed, unless syncing the folder failed.
+        OSError: The disk is full, for example. The commit may be there nevertheless, as when the folder cannot be
+            synced: data files of an error are deleted by `deleted_unless_committed` alone.
     """
     log = table / "_delta_log"
     unnamed = log / f".{secrets.token_hex(16)}.commit"

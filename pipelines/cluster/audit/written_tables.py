@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from connectors.delta.log.transactions import app_id
+from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.row_totals import RowTotal, Totals, appended_totals, sum_of, totals_by_day
 from connectors.delta.session import join_pool
 from connectors.delta.spark_append import More, SparkAppend
@@ -109,17 +110,13 @@ class WrittenTables:
             version=version,
             folder=None if folder is None else table_path(folder, table.name),
         )
-        return _Begun(table, commit, version)
+        return _Begun(table, commit)
 
     def _append_files(self, begun: "_Begun", written: Sequence[Written], folder: Path) -> None:
         files = [file for each in written for file in each.files]
-        try:
+        path = table_path(folder, begun.table.name)
+        with deleted_unless_committed(path, begun.commit.read_version, [file.path for file in files]):
             begun.commit.commit_files(files, self._totals(begun.table, (each.totals for each in written)))
-        except BaseException:
-            if not self._begun(begun.table, begun.version, folder).commit.is_done:
-                for file in files:
-                    (table_path(folder, begun.table.name) / file.path).unlink(missing_ok=True)
-            raise
 
     def _append_by_spark(self, begun: "_Begun", slices: DataFrame, partly: Mapping[AuditOffset, LogPlace]) -> None:
         table = begun.table
@@ -153,7 +150,6 @@ class _Begun(NamedTuple):
 
     table: Table
     commit: SparkAppend
-    version: int
 
 
 def _takes_files(begun: _Begun) -> bool:

@@ -1,0 +1,106 @@
+"""Claim: an error after a commit deletes none of its files, of any writer; one before it leaves none.
+
+Method: the folder of the log cannot be synced, which is the last thing that a commit does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from connectors.delta.compaction import compact
+from connectors.delta.erasure import Wanted, erase
+from connectors.delta.log.uncommitted_files import deleted_unless_committed
+from connectors.delta.tables import TABLES, table_path
+from tests.support.audit_tables import NOW_MS, delivery
+from tests.support.delta_files import append_audit_rows, create_table
+from tests.support.written_rows import FIRST, rows_of, writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DELIVERIES = TABLES["deliveries"]
+
+
+def flush(root: Path) -> None:
+    writer(root, DELIVERIES).append([rows_of(DELIVERIES, FIRST)], 1)
+
+
+WAYS: dict[str, Callable[[Path], object]] = {
+    "compaction": lambda root: compact(root, DELIVERIES),
+    "erasure": lambda root: erase(root, "deliveries", Wanted(text="alice")),
+    "flush": flush,
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three files with a row each."""
+    create_table(tmp_path, "deliveries")
+    for number in range(3):
+        row = delivery(1, number, NOW_MS)._replace(cause="handler: ValueError: alice")
+        append_audit_rows(tmp_path, "deliveries", [row])
+    return tmp_path
+
+
+def on_disk(root: Path) -> set[str]:
+    table = table_path(root, "deliveries")
+    return {str(file.relative_to(table)) for file in table.rglob("*.parquet")}
+
+
+@pytest.fixture
+def failing_sync(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every fsync of the folder of the log fail once there is one more commit."""
+    log = root / "deliveries" / "_delta_log"
+    links: list[Any] = []
+    link, fsync = os.link, os.fsync
+
+    def noted_link(source: Path, target: Path) -> None:
+        link(source, target)
+        links.append(target)
+
+    def fail(descriptor: int) -> None:
+        if links and Path(f"/proc/self/fd/{descriptor}").readlink() == log:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "link", noted_link)
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+@pytest.mark.usefixtures("failing_sync")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_commit_that_cannot_be_synced_keeps_its_files(root: Path, way: str) -> None:
+    before = DeltaTable(root / "deliveries").version()
+    with pytest.raises(OSError, match="Input/output error"):
+        WAYS[way](root)
+    table = DeltaTable(root / "deliveries")
+    assert table.version() == before + 1
+    assert table.to_pyarrow_table().num_rows == (3 if way != "flush" else 23)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_commit_that_is_not_made_leaves_no_file(root: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a signal, for example."""
+    before = on_disk(root)
+
+    def interrupt(*_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        WAYS[way](root)
+    assert on_disk(root) == before
+
+
+def test_all_files_stay_if_the_log_cannot_be_read(root: Path) -> None:
+    before = on_disk(root)
+    (root / "deliveries" / "_delta_log" / f"{2:020d}.json").write_text("{")
+    with pytest.raises(RuntimeError, match="of the block"), deleted_unless_committed(root / "deliveries", 0, before):
+        raise RuntimeError("of the block")
+    assert on_disk(root) == before
