@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
+from connectors.delta.file_access import files_made_with, umask_of_tables
 from connectors.delta.log.table_log import read_table_log
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import TABLES, table_path
@@ -27,7 +28,11 @@ _KEY: Final = ("suite", "expectation", "table", "table_version", "pinned_version
 
 def write_results(root: Path, report: QualityReport) -> None:
     """Write the outcomes of a run. A repeated check of the same table versions replaces its rows."""
-    path = table_path(root, _TABLE.name)
+    with files_made_with(umask_of_tables(root)):
+        _write(table_path(root, _TABLE.name), report)
+
+
+def _write(path: Path, report: QualityReport) -> None:
     if read_table_log(path) is None:
         fields = Schema.from_arrow(arrow_schema(_TABLE)).fields
         comments = [column.comment for column in _TABLE.columns]

@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from checkpoints.layout import JobFolder
 from checkpoints.snapshot_retention import SnapshotRetention
 from connectors.delta.erased_values import RejectedHeads
+from connectors.delta.file_access import FOR_GROUP, FOR_USER
 from connectors.delta.tables import DATED_TABLES
 from popstream.kafka_connection import KafkaConnection, chosen_connection
 from popstream.wire.base_errors import Invalid
@@ -375,6 +376,11 @@ class JobSettings(BaseSettings):
     def job_folder(self) -> JobFolder:
         """The folder of the job, with the place of its tables."""
         return JobFolder(self.folder, self.tables)
+
+    @property
+    def umask(self) -> int:
+        """The umask of the job: state and tables hold message keys."""
+        return FOR_GROUP if self.tables_group_readable else FOR_USER
 
     @property
     def api_secret(self) -> str:

@@ -7,8 +7,8 @@ add a, add b, add c  ──read in order, written once──>  one commit: add a
 Once a date is over, its files are written a second time, by ranges of queues (queue_ranges.py), so that who looks for a
 message reads few of them. They are left alone from then on.
 
-`python -m connectors.delta.compaction FOLDER TABLE...` compacts tables at a low priority, ends with its parent
-process, and prints each outcome as a line of JSON. `pipelines.process.maintenance` runs it.
+`python -m connectors.delta.compaction FOLDER TABLE...` compacts tables at a low priority and with the umask of its
+parent process, ends with that, and prints each outcome as a line of JSON. `pipelines.process.maintenance` runs it.
 
 Why not Spark: in the job's JVM, which only has its quick compiler, OPTIMIZE takes eight times the CPU, at the expense
 of micro-batches, and a second JVM may replace a commit of this one (`connectors.delta.log.write_commit`). If somebody
@@ -255,7 +255,6 @@ def _actions(read_version: int, files: list[DataFile], joined: list[DataFile]) -
 def main(root: Path, names: Sequence[str]) -> None:
     """Compact tables and print the outcomes. A failure in one table does not affect the others."""
     os.nice(NICE)
-    os.umask(0o077)  # like all files of a job
     with contextlib.suppress(OSError):  # other systems than Linux
         Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_FIRST)
     end_with_parent()  # at any point: VACUUM deletes files without a commit after a week

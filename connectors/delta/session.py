@@ -89,6 +89,9 @@ _CONF: Final = {
     "spark.sql.ui.retainedExecutions": "5",
 }
 
+_UMASK: Final = "spark.hadoop.fs.permissions.umask-mode"
+"""Hadoop sets permissions itself, whatever the umask of the process."""
+
 
 def build_session(
     app_name: str,
@@ -128,9 +131,16 @@ def build_session(
         # Not `spark.jars`, which are copied at each start, and whose classes no archive of classes can have.
         .config("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars))
     )
-    for key, value in {**_CONF, **(conf or {})}.items():
+    for key, value in {**_CONF, _UMASK: _own_umask(), **(conf or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _own_umask() -> str:
+    """Return the umask of this process. It can only be read by setting it: for a moment to the strictest."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return f"{umask:03o}"
 
 
 def join_pool(spark: SparkSession, pool: str) -> None:

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +25,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from checkpoints.ownership import Ownership
+from connectors.delta.file_access import files_made_with
 from connectors.delta.session import QUICK_COMPILER, build_session
 from connectors.delta.spark_errors import spark_errors_kept
 from connectors.jars.resolve import JarError, kafka_jars, spark_jars
@@ -69,9 +70,6 @@ POLL_S = 0.25
 KAFKA_STARTS_S = 15.0
 """How long a start waits for a Kafka that may be starting at the same time, as after a machine has been started."""
 TRIM_INTERVAL_S = 60.0
-UMASK = 0o077
-"""State and tables hold message keys."""
-UMASK_FOR_GROUP = 0o027
 JVM_LOG_INTERVAL_S = 10.0
 
 
@@ -198,7 +196,7 @@ class Host:
         self._traces = open_traces(settings)
         if self._traces is not None:
             self._stack.callback(self._traces.close)
-        enter(_umask(UMASK_FOR_GROUP if settings.tables_group_readable else UMASK))
+        enter(files_made_with(settings.umask))
         enter(handled_signals(self._on_signal))
         self._step("checking Java, jars and disk space")
         require_ready(
@@ -297,13 +295,8 @@ class Host:
             raise Invalid(str(error)) from error
         if is_ours:
             self._stack.enter_context(ended_jvm())
-        umask = UMASK_FOR_GROUP if self.settings.tables_group_readable else UMASK
-        conf = {
-            # Spark would create it in the working directory, which may be read-only.
-            "spark.sql.warehouse.dir": str(self.folder.root / "warehouse"),
-            # Hadoop sets permissions itself, whatever the umask of the process.
-            "spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}",
-        }
+        # Spark would create it in the working directory, which may be read-only.
+        conf = {"spark.sql.warehouse.dir": str(self.folder.root / "warehouse")}
         os.environ.update(JVM_ENVIRONMENT)
         with held_signals(), output_in(self.jvm_log_file):
             heap = self.settings.driver_memory
@@ -421,13 +414,3 @@ def _stop_quietly(what: str, stop: Callable[[], Any]) -> None:
         stop()
     except Exception:  # noqa: BLE001 - logged with its traceback; there is more to stop
         _log.exception("stop_failed", what=what)
-
-
-@contextlib.contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    """Create files for this user only, or for its group as well."""
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)

@@ -11,6 +11,7 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import SnapshotStore
+from connectors.delta.file_access import files_made_with, umask_of_tables
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import describe
@@ -49,7 +50,8 @@ def run_restore(
         log_of(connection, settings.topic_prefix)
     else:
         require_job_folder(folder)
-    with Ownership(folder.lock):
+    umask = umask_of_tables(folder.delta, otherwise=settings.umask)
+    with files_made_with(umask), Ownership(folder.lock):
         with the_kafka_of(settings, var) as connection, reading_session(var) as spark, working("restoring"):
             log = log_of(connection, settings.topic_prefix)
             continues = _owner_epoch(connection, settings.topic_prefix)

@@ -6,6 +6,7 @@ import msgspec
 
 from checkpoints.layout import JobFolder
 from connectors.delta.erasure import Erased, Wanted, erase
+from connectors.delta.file_access import files_made_with, umask_of_tables
 from connectors.delta.tables import TABLES
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import retention_ms
@@ -50,7 +51,8 @@ def run_erase(settings: JobSettings, wanted: Wanted, *, dry_run: bool, as_json: 
         message = f"there are no tables in {folder.root}"
         raise Invalid(message, subject=str(folder.root))
     quoting = [name for name, table in TABLES.items() if table.quoting_columns]
-    done = [erase(folder.delta, name, wanted, dry_run=dry_run) for name in quoting]
+    with files_made_with(umask_of_tables(folder.delta)):
+        done = [erase(folder.delta, name, wanted, dry_run=dry_run) for name in quoting]
     report = Report(dry_run=dry_run, tables=done, not_reached=list(_not_reached(settings, folder)))
     if as_json:
         print(msgspec.json.encode(report).decode())

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoints.layout import JobFolder
+from connectors.delta.file_access import files_made_with, umask_of_tables
 from connectors.delta.session import QUICK_COMPILER
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
@@ -26,7 +27,11 @@ def run_maintain(folder: JobFolder, retention_days: Mapping[str, int], *, var: P
         message = f"there are no tables in {folder.root}"
         raise Invalid(message, subject=str(folder.root))
     # VACUUM plans many small queries and scans nothing: without the optimizing compiler it takes half of the time.
-    with reading_session(var, java_options=[QUICK_COMPILER]) as spark, working("compacting"):
+    with (
+        files_made_with(umask_of_tables(folder.delta)),
+        reading_session(var, java_options=[QUICK_COMPILER]) as spark,
+        working("compacting"),
+    ):
         done = list(maintain(spark, folder.delta, retention_days=retention_days))
     if as_json:
         print(msgspec.json.encode(done).decode())
