@@ -27,6 +27,7 @@ from broker_state.audit import HANDLER_CAUSE, StepCause
 from connectors.delta.damage import damaged_data_file
 from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
 from connectors.delta.erased_values import ERASED, ERASED_CAUSE, NO_HEAD
+from connectors.delta.escaped_text import pattern_of
 from connectors.delta.log.commits import Commit, commits_after, sync
 from connectors.delta.log.table_log import DataFile, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
@@ -56,7 +57,7 @@ class Wanted(NamedTuple):
     """Which texts to erase: those that fulfil everything that is given.
 
     Attributes:
-        text: They contain this.
+        text: They contain this, as it is or escaped.
         record: They are in rows of this record of the ops topic: partition and Kafka offset.
         message: They are in rows about this message: topic, queue and queue offset.
     """
@@ -239,8 +240,7 @@ def _has_text(column: pa.ChunkedArray, wanted: Wanted) -> np.ndarray:
         pc.is_valid(column)
     )
     if wanted.text is not None:
-        pattern = wanted.text.encode() if is_binary else wanted.text
-        has &= _true(pc.match_substring(column, pattern))
+        has &= _true(pc.match_substring_regex(column, pattern_of(wanted.text)))
     return has
 
 
