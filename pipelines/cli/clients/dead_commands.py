@@ -127,7 +127,8 @@ def purge(
     """Mark dead letters as handled without sending them: `dead list` no longer shows them.
 
     All that nobody has handled, or those that are selected. Nothing is
-    deleted without --erase.
+    deleted without --erase, which says what stays behind a letter that
+    nobody has handled: Kafka deletes the beginning of a partition only.
     """
     from pipelines.cli.clients.dead_letters import run_purge
     from pipelines.cli.target import find_target

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import typer
@@ -126,7 +126,9 @@ def run_purge(
         if dry_run:
             _print_report(planned, "purged", dry_run=True)
             if erase:
-                _say_erased(dead_letters.erase(dry_run=True, also_handled=planned.places.keys()), "would be deleted")
+                also_handled = planned.places.keys()
+                _say_erased(dead_letters.erase(dry_run=True, also_handled=also_handled), "would be deleted")
+                _say_kept(dead_letters, also_handled)
             return
         if not yes:
             _require_meant(planned, erase=erase)
@@ -136,10 +138,31 @@ def run_purge(
         _print_report(report, "purged", dry_run=False)
         if erase:
             _say_erased(dead_letters.erase(), "deleted")
+            _say_kept(dead_letters)
 
 
 def _say_erased(erased: Mapping[int, int], done: str) -> None:
     say(f"{counted(sum(erased.values()), 'offset')} of the dead-letter topic {done}")
+
+
+def _say_kept(dead_letters: DeadLetters, also_handled: Collection[str] = ()) -> None:
+    """Say which handled letters an erasure leaves, and why: Kafka deletes the beginning of a partition only."""
+    waiting: dict[int, str] = {}
+    kept: dict[int, list[str]] = {}
+    for letter in dead_letters.list(handled=True):
+        if letter.handling is None and letter.letter_id not in also_handled:
+            waiting.setdefault(letter.partition, letter.place)
+        elif letter.partition in waiting:
+            kept.setdefault(letter.partition, []).append(letter.place)
+    for partition, places in sorted(kept.items()):
+        first = waiting[partition]
+        them = f"{places[0]} is handled and stays"
+        if len(places) > 1:
+            them = f"{len(places):,} letters from {places[0]} to {places[-1]} are handled and stay"
+        say(
+            f"{them} behind {first}, which nobody has handled: redrive that if it is wanted, then"
+            f" `popstream dead purge {first} --erase`"
+        )
 
 
 class _Progress:

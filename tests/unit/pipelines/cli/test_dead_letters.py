@@ -123,6 +123,30 @@ def test_a_dry_run_says_what_would_be_erased(capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_an_erasure_says_which_letters_stay_and_behind_which(
+    job: MemoryJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def purge_and_erase(places: set[tuple[int, int]], *, dry_run: bool = False) -> list[str]:
+        selection = LetterSelection(places=frozenset(places))
+        run_purge(TARGET, selection, limit=None, comment="", erase=True, dry_run=dry_run, yes=True)
+        return [line.removeprefix("popstream: ") for line in capsys.readouterr().err.splitlines()]
+
+    why = "stays behind 0/0, which nobody has handled: redrive that if it is wanted, then"
+    command = "`popstream dead purge 0/0 --erase`"
+    assert purge_and_erase({(0, 2)}, dry_run=True) == [
+        "1 dead letter would be purged",
+        "0 offsets of the dead-letter topic would be deleted",
+        f"0/2 is handled and {why} {command}",
+    ]
+    assert purge_and_erase({(0, 1), (0, 2)}) == [
+        "2 dead letters purged",
+        "0 offsets of the dead-letter topic deleted",
+        f"2 letters from 0/1 to 0/2 are handled and {why.replace('stays', 'stay')} {command}",
+    ]
+    job.dead_letters().redrive(LetterSelection(places=frozenset({(0, 0)})))
+    assert purge_and_erase({(0, 0)}) == ["0 dead letters purged", "3 offsets of the dead-letter topic deleted"]
+
+
 def test_only_the_letters_of_the_question_are_purged(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """While somebody thinks about it, another one handles one of them, and two come."""
 
