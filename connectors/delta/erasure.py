@@ -28,7 +28,7 @@ from connectors.delta.damage import damaged_data_file
 from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
 from connectors.delta.erased_values import ERASED, ERASED_CAUSE, NO_HEAD
 from connectors.delta.escaped_text import pattern_of
-from connectors.delta.log.commits import Commit, commits_after, sync
+from connectors.delta.log.commits import Commit, commits_after, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, txn_action, write_commit
@@ -262,11 +262,12 @@ def _replaced(rows: pa.Table, column: str, is_wanted: np.ndarray) -> pa.Table:
 def _delete_old(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) -> int:
     """Delete the files with such texts that the newest version does not have, and return their number."""
     # In this order: a file that is committed between the two reads is live, and not only known.
-    known = {name for commit in commits_after(path, -1) for name in (*commit.added_paths, *commit.removed_paths)}
+    commits = commits_after(path, -1)
+    known = {name for commit in commits for name in (*commit.added_paths, *commit.removed_paths)}
     found = read_data_files(path)
     assert found is not None, "a table does not disappear"
     live = {unquote(file.path) for file in found.files}
-    deleted = 0
+    deleted: list[Path] = []
     for file in sorted(path.rglob("*.parquet")):
         name = str(file.relative_to(path))
         if "_delta_log" in file.parts or name in live:
@@ -274,11 +275,16 @@ def _delete_old(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) -> i
         if name not in known and _age_s(file) < _SETTLED_AFTER_S:
             continue  # somebody may be about to commit it
         if _may_have(path, table, name, wanted) and file.exists():
-            deleted += 1
-            if not dry_run:
-                file.unlink(missing_ok=True)
-                sync(file.parent)
-    return deleted
+            deleted.append(file)
+    if deleted and not dry_run:
+        names = {str(file.relative_to(path)) for file in deleted}
+        # A power loss must not take the commit that removed a file, and leave one that needs it.
+        sync_commits(path, [commit for commit in commits if not names.isdisjoint(commit.removed_paths)])
+        for file in deleted:
+            file.unlink(missing_ok=True)
+        for folder in {file.parent for file in deleted}:
+            sync(folder)
+    return len(deleted)
 
 
 def _age_s(file: Path) -> float:

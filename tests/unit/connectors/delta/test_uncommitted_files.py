@@ -84,6 +84,29 @@ def test_a_commit_that_cannot_be_synced_keeps_its_files(root: Path, way: str) ->
     assert table.to_pyarrow_table().num_rows == (3 if way != "flush" else 23)
 
 
+@pytest.mark.usefixtures("failing_sync")
+def test_old_files_are_deleted_once_the_commit_without_them_is_on_the_disk(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The erasure that made it has failed to sync it; the next one has nothing to commit."""
+    with pytest.raises(OSError, match="Input/output error"):
+        erase(root, "deliveries", Wanted(text="alice"))
+    synced: set[Path] = set()
+    synced_before: list[set[Path]] = []
+    unlink = Path.unlink
+
+    def noted_unlink(file: Path, *, missing_ok: bool = False) -> None:
+        synced_before.append({*synced})
+        unlink(file, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    monkeypatch.setattr(Path, "unlink", noted_unlink)
+    assert erase(root, "deliveries", Wanted(text="alice")).old_files == 3
+    log = root / "deliveries" / "_delta_log"
+    version = DeltaTable(root / "deliveries").version()
+    assert {log, log / f"{version:020d}.json"} <= synced_before[0]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_commit_that_is_not_made_leaves_no_file(root: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a signal, for example."""
