@@ -16,7 +16,7 @@ from pipelines.control.metric_definitions import Metric
 from popstream.wire.reason import CODE_OF_REASON, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client.metrics_core import Metric as Family
 
@@ -76,6 +76,8 @@ class LaneMetrics(Collector):
     """What Prometheus reads. Figures are replaced as a whole, and counts go on over all jobs of a process.
 
     A group that is shown is counted by itself from then on, and what is not shown under REST, so that counts rise only.
+    They begin with 0: Prometheus does not see an increase from nothing to 1. Refusals begin with the first of each
+    reason, as there are too many reasons for a series each.
     """
 
     def __init__(self) -> None:
@@ -138,15 +140,20 @@ class LaneMetrics(Collector):
     def _label(self, name: GroupName) -> GroupName:
         return name if name in self._shown else REST
 
+    def _from_zero(self, counts: Counter[GroupName]) -> dict[GroupName, int]:
+        """Return the counts of all names that the next row may have."""
+        names = self._shown if self._room else self._shown | {REST}
+        return {**dict.fromkeys(names, 0), **counts}
+
     def collect(self) -> Iterator[Family]:
         """Yield all metrics with their series."""
         now_ms = time.time() * 1000
         with self._lock:
             figures = self._figures
             counts = [
-                _counters(Metric.LANE_DELIVERED, self._delivered),
-                _counters(Metric.LANE_REDELIVERED, self._redelivered),
-                _counters(Metric.LANE_DEAD_LETTERED, self._dead_lettered),
+                _counters(Metric.LANE_DELIVERED, self._from_zero(self._delivered)),
+                _counters(Metric.LANE_REDELIVERED, self._from_zero(self._redelivered)),
+                _counters(Metric.LANE_DEAD_LETTERED, self._from_zero(self._dead_lettered)),
                 _counters(Metric.LANE_REFUSED, self._refused),
             ]
             answers, answer_seconds = self._answers.cumsum().tolist(), self._answer_seconds
@@ -181,7 +188,9 @@ def _gauge(metric: Metric) -> GaugeMetricFamily:
     return GaugeMetricFamily(metric.value.name, metric.value.help, labels=metric.value.labels)
 
 
-def _counters(metric: Metric, counts: Counter[GroupName] | Counter[tuple[str, str, str]]) -> CounterMetricFamily:
+def _counters(
+    metric: Metric, counts: Mapping[GroupName, int] | Mapping[tuple[str, str, str], int]
+) -> CounterMetricFamily:
     family = CounterMetricFamily(metric.value.name, metric.value.help, labels=metric.value.labels)
     for labels, count in counts.items():
         family.add_metric(labels, count)

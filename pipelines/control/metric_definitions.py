@@ -199,7 +199,8 @@ class Metric(Enum):
     LANE_REFUSED = MetricDefinition(
         "popstream_lane_refused_total",
         MetricKind.COUNTER,
-        "Offset runs that were refused, by reason; those of groups without lanes are in `(other)`",
+        "Offset runs that were refused, by reason; those of groups without lanes are in `(other)`. A series begins with"
+        " the first refusal",
         "it rises: [wire.md](wire.md) has the reasons",
         (*GROUP_LABELS, "reason"),
     )

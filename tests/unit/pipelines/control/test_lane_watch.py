@@ -160,6 +160,36 @@ def test_redelivered_dead_lettered_and_refused_are_counted(store: RocksStore) ->
     assert "unknown" not in job.scraped.text(), "who sends operations does not choose the number of series"
 
 
+COUNTS = ("delivered_total", "redelivered_total", "dead_lettered_total")
+
+
+def test_counts_of_each_group_that_is_shown_begin_with_0(store: RocksStore) -> None:
+    """Otherwise the first dead letters of a group would be no increase of a series, and no alert."""
+    metrics = LaneMetrics()
+    LaneWatch(store, metrics, 3).load([queue_of("orders", {"a": 5, "b": 50}), queue_of("parcels", {"a": 2})])
+    scraped = Scraped(metrics)
+    for group in (("orders", "a"), ("orders", "b"), ("parcels", "a")):
+        assert [scraped.value(name, *group) for name in COUNTS] == [0, 0, 0]
+    assert [scraped.value(name, *REST) for name in COUNTS] == [0, 0, 0], "the next group would be one of the others"
+
+
+def test_a_group_begins_with_0_when_its_first_pop_waits(store: RocksStore) -> None:
+    job = Watched(store)
+    job.do(Declare(**QUEUE, topic_id="t"))
+    job.take("g", 2, poll_time_ms=60_000)
+    assert [job.scraped.value(name, "orders", "g") for name in COUNTS] == [0, 0, 0]
+    assert [job.scraped.value(name, *REST) for name in COUNTS] == [None, None, None], "there are no others"
+
+
+def test_the_number_of_counts_is_that_of_the_groups_shown(store: RocksStore) -> None:
+    metrics = LaneMetrics()
+    watch = LaneWatch(store, metrics, 2)
+    for lag in (1, 2, 3):  # other groups come first each time
+        watch.load([queue_of("orders", {f"{lag}-{number}": lag * number for number in range(1, 6)})])
+        series = [line for line in Scraped(metrics).text().splitlines() if line.startswith("popstream_lane_delivered")]
+        assert len(series) == 3
+
+
 def test_the_oldest_unacked_message_is_as_old_as_its_dispatch(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
