@@ -99,7 +99,18 @@ def test_an_alert_asks_for_what_a_job_exports(rule: dict[str, Any]) -> None:
     series = {name for name, _ in SERIES.findall(rule["expr"])}
     labels = set().union(*(exported()[name] for name in series))
     shown = re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))
-    assert set(shown) <= labels
+    assert set(shown) <= labels | TARGET_LABELS
+
+
+def test_a_job_that_is_away_is_found_while_others_are_scraped() -> None:
+    """The series of the job itself cannot tell: those of the others are there."""
+    (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "PopstreamAway"]
+    matched = re.search(r'\bup\{job=~"([^"]*)"\} == 0 or', expression)
+    assert matched is not None
+    page = (DOCKER.parent / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    named = re.findall(r"^  - job_name: (\S+)$", page, re.MULTILINE)
+    assert named
+    assert all(re.fullmatch(matched[1], name) for name in named), "the documented scrape job is what the alert asks for"
 
 
 def test_every_metric_to_alert_on_has_a_rule_and_no_other() -> None:
