@@ -21,8 +21,11 @@ from pipelines.laps import Lap
 from popstream.exchange.partitioner import ops_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
+
+    from broker_state.kernel.context.decision import Decision
+    from broker_state.kernel.context.queue_state import QueueState
 
 __all__ = ["DECLARE", "POP", "SmallJob", "written_to"]
 
@@ -49,11 +52,16 @@ class Records:
 
 
 class SmallJob:
-    """MicroBatchApplier with its store and outbox; `run` is a micro-batch."""
+    """MicroBatchApplier with its store and outbox; `run` is a micro-batch, at `now_ms`."""
 
     def __init__(
-        self, root: Path, store: RocksStore, trace: Callable[[MicroBatchReport], None] = lambda _: None
+        self,
+        root: Path,
+        store: RocksStore,
+        trace: Callable[[MicroBatchReport], None] = lambda _: None,
+        observe: Callable[[Decision, Collection[QueueState]], None] = lambda _decision, _touched: None,
     ) -> None:
+        self.now_ms = 1_000
         self.checkpoint = root / "spark"
         (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
         (self.checkpoint / "metadata").write_text('{"id":"query"}')
@@ -80,6 +88,7 @@ class SmallJob:
             delivered=lambda: self.delivered,
             publish=self.published.extend,
             after_micro_batch=self.reports.append,
+            observe=observe,
             trace=trace,
         )
 
@@ -88,7 +97,7 @@ class SmallJob:
         for number, operation in enumerate(operations):
             full = {"v": 1, "topic": "t", "queue_id": 0, "reply_to": 0, "op_id": f"{self._next + number}", **operation}
             value = json.dumps(full).encode()
-            batch.append(KafkaRecord(0, self._next + number, 1_000, ops_key("t", 0), value, len(value)))
+            batch.append(KafkaRecord(0, self._next + number, self.now_ms, ops_key("t", 0), value, len(value)))
         self.run_records(batch, planned_end if planned_end is not None else self._next + len(batch))
 
     def run_from_start(self, *operations: dict[str, Any]) -> None:
