@@ -72,7 +72,9 @@ class CheckedProperties:
                 f"keytool -importkeystore -srckeystore {path} -srcstoretype JKS"
                 f" -destkeystore {target} -deststoretype PKCS12"
             )
-            self.refuse(name, f"names a JKS store, which only Java can read: convert it with `{convert}`")
+            self.refuse(
+                name, f"names a JKS store, which only Java can read: convert it with `{convert}`, and name {target}"
+            )
         return content
 
     def is_pem(self, type_name: str, name: str, content: bytes) -> bool:

@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 
 from popstream.checked_properties import CheckedProperties
+from popstream.ignored_properties import IGNORED
 from popstream.jaas_login import parse_jaas
 from popstream.java_properties import Property, PropertyError, parse_properties
-from popstream.key_stores import KeyPair, pem_key_pair, pkcs12_key_pair, tls_context
+from popstream.key_stores import TLS_VERSIONS, KeyPair, TlsVersions, pem_key_pair, pkcs12_key_pair, tls_context
 from popstream.oauth_properties import CLIENT_SECRET, JAAS, OAUTH_SETTINGS, TokenRequest, read_token_request
 from popstream.wire.base_errors import Invalid
 
@@ -36,6 +37,9 @@ LOGIN_MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 MECHANISMS = (*LOGIN_MODULES, "OAUTHBEARER")
+TLS_NAMES = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+OLD_TLS_NAMES = ("TLSv1", "TLSv1.1")
+"""Files from before Kafka 2.6 allow them as well. Nothing here uses them, nor does Java 17."""
 DNS_LOOKUPS = ("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only")
 SECRETS = frozenset(
     (
@@ -52,10 +56,12 @@ NAMES = (
         "client.dns.lookup",
         "sasl.mechanism",
         "security.protocol",
+        "ssl.enabled.protocols",
         "ssl.endpoint.identification.algorithm",
         "ssl.keystore.certificate.chain",
         "ssl.keystore.location",
         "ssl.keystore.type",
+        "ssl.protocol",
         "ssl.truststore.certificates",
         "ssl.truststore.location",
         "ssl.truststore.type",
@@ -67,7 +73,8 @@ class ClientProperties(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a file and of the stores that it names.
 
     Attributes:
-        entries: Names and values as they are in the file.
+        entries: Names and values as they are in the file, without those that are ignored.
+        ignored: Names of settings that popstream chooses itself.
         security_protocol: One of `PROTOCOLS`.
         sasl_mechanism: One of `MECHANISMS`; empty without SASL.
         username: Of a mechanism with passwords only.
@@ -79,6 +86,7 @@ class ClientProperties(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     entries: dict[str, str]
+    ignored: tuple[str, ...] = ()
     security_protocol: str
     sasl_mechanism: str = ""
     username: str = ""
@@ -141,7 +149,8 @@ class _File(CheckedProperties):
             context = self._context(trusted_pem, key_pair)
         self._refuse_unused(protocol, mechanism)
         return ClientProperties(
-            entries={name: entry.value for name, entry in self.found.items()},
+            entries={name: entry.value for name, entry in self.found.items() if name not in IGNORED},
+            ignored=tuple(sorted(IGNORED & self.found.keys())),
             security_protocol=protocol,
             sasl_mechanism=mechanism,
             username=username,
@@ -154,8 +163,9 @@ class _File(CheckedProperties):
 
     def _add(self, entry: Property) -> None:
         name = entry.name
-        if name not in NAMES:
-            similar = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=0.8)
+        known = NAMES | IGNORED
+        if name not in known:
+            similar = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
             hint = f"did you mean {similar[0]}?" if similar else "remove it"
             self.refuse_line(entry.line, f"popstream knows no setting {name} of a connection: {hint}")
         if name in self._entries:
@@ -200,13 +210,27 @@ class _File(CheckedProperties):
         checks_host_name = self.value(algorithm, "https").lower() == "https"
         if not checks_host_name and self.value(algorithm):
             self.refuse(algorithm, "must be https, or empty: then the host names of brokers are not verified")
+        versions = self._tls_versions()
         trusts = "ssl.truststore." + ("certificates" if "ssl.truststore.certificates" in self.found else "location")
         with self.store_errors(trusts):
-            context = tls_context(trusted_pem, None, checks_host_name=checks_host_name)
+            context = tls_context(trusted_pem, None, checks_host_name=checks_host_name, versions=versions)
         if key_pair is None:
             return context
         with self.store_errors("ssl.keystore.key" if "ssl.keystore.key" in self.found else "ssl.keystore.location"):
-            return tls_context(trusted_pem, key_pair, checks_host_name=checks_host_name)
+            return tls_context(trusted_pem, key_pair, checks_host_name=checks_host_name, versions=versions)
+
+    def _tls_versions(self) -> TlsVersions:
+        enabled, protocol = "ssl.enabled.protocols", "ssl.protocol"
+        names = [name.strip() for name in self.value(enabled, ",".join(TLS_NAMES)).split(",")]
+        if not {*names} <= {*TLS_NAMES, *OLD_TLS_NAMES}:
+            self.refuse(enabled, f"must be a list of {', '.join(TLS_NAMES)}, not {', '.join(names)}")
+        versions = [TLS_NAMES[name] for name in names if name in TLS_NAMES]
+        if not versions:
+            self.refuse(enabled, f"has none of {', '.join(TLS_NAMES)}, and popstream uses no others")
+        highest = TLS_NAMES.get(self.one_of(protocol, ("TLS", *TLS_NAMES), "TLS"), TLS_VERSIONS.highest)
+        if highest < min(versions):
+            self.refuse(protocol, f"excludes all of {enabled}: set it to TLSv1.3, or remove it")
+        return TlsVersions(min(versions), min(max(versions), highest))
 
     def _refuse_unused(self, protocol: str, mechanism: str) -> None:
         """Refuse settings that Kafka would ignore: a password that is not used protects nothing."""

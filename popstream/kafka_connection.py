@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from popstream.client_properties import ClientProperties, read_client_properties
+from popstream.key_stores import TLS_VERSIONS
 from popstream.oauth_properties import TokenRequest
 from popstream.oauth_tokens import TokenProvider, get_token
 from popstream.wire.base_errors import Invalid
@@ -87,7 +88,7 @@ class KafkaConnection(msgspec.Struct, frozen=True):
         It gets our tokens: its own method would trust another store, and read no file.
 
         Raises:
-            Invalid: As in `properties`.
+            Invalid: As in `properties`; or the file allows only some versions of TLS, for which it has no setting.
         """
         settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap_servers}
         found = self.properties
@@ -100,6 +101,12 @@ class KafkaConnection(msgspec.Struct, frozen=True):
         if found.token_request is not None:
             settings["oauth_cb"] = partial(_token_for_librdkafka, found.token_request)
         if found.ssl_context is not None:
+            if (found.ssl_context.minimum_version, found.ssl_context.maximum_version) != TLS_VERSIONS:
+                message = (
+                    f"{self.config_file}: fetch_client='librdkafka' uses TLS 1.2 and 1.3: allow both in"
+                    " ssl.enabled.protocols and ssl.protocol, or use 'kafka-python'"
+                )
+                raise Invalid(message, subject=self.config_file)
             settings["ssl.endpoint.identification.algorithm"] = "https" if found.ssl_context.check_hostname else "none"
             if found.trusted_pem:
                 settings["ssl.ca.pem"] = found.trusted_pem

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
+    "TLS_VERSIONS",
     "KeyPair",
     "StoreError",
+    "TlsVersions",
     "is_jks",
     "is_locked_by_pbes2",
     "pem_certificates",
@@ -46,6 +48,17 @@ class KeyPair(NamedTuple):
 
     def __repr__(self) -> str:
         return "KeyPair(...)"
+
+
+class TlsVersions(NamedTuple):
+    """The versions of TLS that a client offers: these two, and what is between them."""
+
+    lowest: ssl.TLSVersion
+    highest: ssl.TLSVersion
+
+
+TLS_VERSIONS = TlsVersions(ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+"""All that are used."""
 
 
 def is_jks(content: bytes) -> bool:
@@ -125,20 +138,23 @@ def pkcs12_key_pair(content: bytes, password: str) -> KeyPair:
     return KeyPair(certificates, key_pem, key_password)
 
 
-def tls_context(trusted_pem: str, key_pair: KeyPair | None, *, checks_host_name: bool) -> ssl.SSLContext:
-    """Return a context of Python's `ssl` for TLS 1.2 and later.
+def tls_context(
+    trusted_pem: str, key_pair: KeyPair | None, *, checks_host_name: bool, versions: TlsVersions = TLS_VERSIONS
+) -> ssl.SSLContext:
+    """Return a context of Python's `ssl`.
 
     Args:
         trusted_pem: Certificates that sign those of servers; empty: those that the system trusts.
         key_pair: The client's own, if it has any.
         checks_host_name: Whether the certificate of a server must name its host.
+        versions: Versions of TLS.
 
     Raises:
         StoreError: The certificates are none, or the password does not open the key, or the key is of another
             certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version, context.maximum_version = versions
     context.check_hostname = checks_host_name
     try:
         if trusted_pem:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import os
 import socket
 from pathlib import Path
@@ -17,6 +19,8 @@ from popstream.wire.limits import RECORD_BYTES_MAX
 from popstream.wire.signing import AdminKey
 
 __all__ = ["ClientSettings", "new_client_id", "read_admin_key"]
+
+LOG = logging.getLogger(__name__)
 
 RESEND_WINDOW_MS = 8 * 60_000
 """Operations are not sent again later than this after the first send.
@@ -37,6 +41,12 @@ def new_client_id() -> str:
     """
     number = next(_made_ids)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
+
+
+@functools.cache
+def _note_ignored(config_file: str, names: tuple[str, ...]) -> None:
+    """Say it once for all clients of a process."""
+    LOG.info("%s has settings that popstream chooses itself, and ignores: %s", config_file, ", ".join(names))
 
 
 def read_admin_key(path: Path) -> AdminKey:
@@ -165,7 +175,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
             Invalid: An address or `kafka_config` is wrong, or broker and client refuse each other.
             Unavailable: No broker does in time.
         """
-        reach_kafka(self.connection, timeout_s=self.connect_timeout_ms / 1000)
+        connection = self.connection
+        if (properties := connection.properties) is not None and properties.ignored:
+            _note_ignored(connection.config_file, properties.ignored)
+        reach_kafka(connection, timeout_s=self.connect_timeout_ms / 1000)
 
     def find_admin_key(self) -> AdminKey | None:
         """Return the admin key, read from its file if it is in one.

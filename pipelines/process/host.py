@@ -286,6 +286,8 @@ class Host:
         except Unavailable as error:
             self._step(f"{error} Trying again for {KAFKA_STARTS_S:.0f} s")
             reach_kafka(self.connection, timeout_s=KAFKA_STARTS_S)
+        if (properties := self.connection.properties) is not None and properties.ignored:
+            _log.info("kafka_settings_ignored", file=self.connection.config_file, names=properties.ignored)
 
     def _start_spark(self) -> SparkSession:
         is_ours = SparkContext._active_spark_context is None  # noqa: SLF001 - there is no public way to ask

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from connectors.kafka.certificates import Authority
-from popstream.client_properties import ClientProperties, read_client_properties
+from popstream.client_properties import NAMES, ClientProperties, read_client_properties
+from popstream.ignored_properties import IGNORED
 from popstream.wire.base_errors import Invalid
 from tests.support.secured_site import pkcs12_trust_store
 
@@ -122,6 +123,46 @@ def test_host_names_are_not_verified_if_the_algorithm_is_empty(file: Path) -> No
     assert found.ssl_context.verify_mode is ssl.CERT_REQUIRED
 
 
+V1_2, V1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (V1_2, V1_3)),
+        ("ssl.enabled.protocols=TLSv1.3, TLSv1.2\nssl.protocol=TLSv1.3\n", (V1_2, V1_3)),
+        ("ssl.enabled.protocols=TLSv1.2,TLSv1.1,TLSv1\nssl.protocol=TLS\n", (V1_2, V1_2)),
+        ("ssl.enabled.protocols=TLSv1.3\n", (V1_3, V1_3)),
+        ("ssl.protocol=TLSv1.2\n", (V1_2, V1_2)),
+    ],
+)
+def test_versions_of_tls_are_those_of_both_settings(
+    file: Path, text: str, expected: tuple[ssl.TLSVersion, ssl.TLSVersion]
+) -> None:
+    context = read(file, f"security.protocol=SSL\n{text}").ssl_context
+    assert context is not None
+    assert (context.minimum_version, context.maximum_version) == expected
+
+
+SHARED = """\
+client.id=billing-tools
+request.timeout.ms=60000
+retries=3
+linger.ms=5
+acks=all
+group.id=billing
+auto.offset.reset=earliest
+key.deserializer=org.apache.kafka.common.serialization.StringDeserializer
+"""
+
+
+def test_settings_that_popstream_chooses_itself_may_be_there(file: Path) -> None:
+    found = read(file, LOGIN + SHARED)
+    assert found.entries.keys() == {"security.protocol", "sasl.mechanism", "sasl.jaas.config"}
+    assert found.ignored == tuple(sorted(line.partition("=")[0] for line in SHARED.splitlines()))
+    assert not IGNORED & NAMES
+
+
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
@@ -130,7 +171,10 @@ def test_host_names_are_not_verified_if_the_algorithm_is_empty(file: Path) -> No
             2,
             "knows no setting ssl.trustore.location .*did you mean ssl.truststore.location",
         ),
-        ("acks=all", 1, "knows no setting acks of a connection: remove it"),
+        ("ack=all", 1, "knows no setting ack of a connection: did you mean acks?"),
+        ("schema.registry.url=x", 1, "knows no setting schema.registry.url of a connection: remove it"),
+        ("config.providers=env", 1, "knows no setting config.providers of a connection: remove it"),
+        ("acks=all\nacks=1", 2, "acks is set in line 1 already"),
         ("security.protocol=SSL\nsecurity.protocol=SSL", 2, "security.protocol is set in line 1 already"),
         ("security.protocol=TLS", 1, "must be one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL, not TLS"),
         ("client.dns.lookup=default", 1, "must be one of use_all_dns_ips"),
@@ -163,6 +207,19 @@ def test_host_names_are_not_verified_if_the_algorithm_is_empty(file: Path) -> No
         ),
         ("security.protocol=SSL\nssl.keystore.type=PEM\nssl.keystore.key=x", 3, "has no private key in PEM"),
         ("security.protocol=SSL\nssl.endpoint.identification.algorithm=ldaps", 2, "must be https, or empty"),
+        (
+            "security.protocol=SSL\nssl.enabled.protocols=TLSv1.2,TLS1.3",
+            2,
+            "must be a list of TLSv1.2, TLSv1.3, not TLS",
+        ),
+        ("security.protocol=SSL\nssl.enabled.protocols=TLSv1.1,TLSv1", 2, "has none of TLSv1.2, TLSv1.3"),
+        ("security.protocol=SSL\nssl.protocol=SSLv3", 2, "must be one of TLS, TLSv1.2, TLSv1.3, not SSLv3"),
+        (
+            "security.protocol=SSL\nssl.enabled.protocols=TLSv1.3\nssl.protocol=TLSv1.2",
+            3,
+            "ssl.protocol excludes all of ssl.enabled.protocols: set it to TLSv1.3",
+        ),
+        ("ssl.protocol=TLSv1.2", 1, "ssl.protocol has no effect with security.protocol=PLAINTEXT"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(file: Path, text: str, line: int, what: str) -> None:
@@ -300,7 +357,10 @@ def test_stores_that_cannot_be_opened(file: Path, authority: Authority, tmp_path
         f"ssl.keystore.type=PEM\nssl.keystore.location={mixed}": "a private key that is not the key of the certificate",
         f"ssl.keystore.location={pem}": "names a PEM store: set ssl.keystore.type=PEM",
         f"ssl.keystore.location={p12}\nssl.keystore.password=x{SECRET}": "its password is wrong",
-        f"ssl.truststore.location={jks}": f"keytool -importkeystore -srckeystore {jks} -srcstoretype JKS",
+        f"ssl.truststore.location={jks}": (
+            f"convert it with `keytool -importkeystore -srckeystore {jks} -srcstoretype JKS"
+            f" -destkeystore {jks.with_suffix('.p12')} -deststoretype PKCS12`, and name {jks.with_suffix('.p12')}"
+        ),
         f"ssl.truststore.location={file}": "is no PKCS12 store",
     }
     for text, what in wrong.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import ssl
 from pathlib import Path
 
 import confluent_kafka
@@ -79,6 +80,28 @@ def test_librdkafka_takes_its_form(secured: KafkaConnection) -> None:
     assert found["ssl.endpoint.identification.algorithm"] == "https"
     assert found["ssl.ca.pem"].startswith("-----BEGIN CERTIFICATE-----\n")
     confluent_kafka.Consumer({**found, "group.id": "g"}).close()  # it refuses a key that the password does not open
+
+
+def test_settings_of_other_programs_reach_no_library(secured: KafkaConnection) -> None:
+    def settings() -> list[set[str]]:
+        return [{*found} for found in (secured.for_kafka_python(), secured.for_librdkafka())]
+
+    before, of_spark = settings(), source_options(secured)
+    with Path(secured.config_file).open("a") as file:
+        file.write("client.id=tools\nrequest.timeout.ms=9\nfetch.max.wait.ms=9\nlinger.ms=9\n")
+    assert settings() == before
+    assert source_options(secured) == of_spark
+
+
+def test_versions_of_tls_are_those_of_the_file_or_the_library_is_refused(secured: KafkaConnection) -> None:
+    with Path(secured.config_file).open("a") as file:
+        file.write("ssl.enabled.protocols=TLSv1.3\n")
+    assert secured.for_kafka_python()["ssl_context"].minimum_version is ssl.TLSVersion.TLSv1_3
+    assert source_options(secured)["kafka.ssl.enabled.protocols"] == "TLSv1.3"
+    with pytest.raises(
+        Invalid, match=r"fetch_client='librdkafka' uses TLS 1\.2 and 1\.3: allow both .*, or use 'kafka-"
+    ):
+        secured.for_librdkafka()
 
 
 def test_spark_gets_references_instead_of_secrets(secured: KafkaConnection) -> None:

@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,18 @@ def answer_one(listening: socket.socket) -> None:
 @pytest.fixture
 def server(bound: socket.socket) -> str:
     return f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_what_is_ignored_in_the_file_is_said_once(
+    server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("linger.ms=5\nclient.id=tools\n")
+    caplog.set_level("INFO", "popstream")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="no Kafka accepts connections"):
+            Producer(server, kafka_config=file, connect_timeout_ms=1)
+    assert caplog.messages == [f"{file} has settings that popstream chooses itself, and ignores: client.id, linger.ms"]
 
 
 @pytest.mark.parametrize(
