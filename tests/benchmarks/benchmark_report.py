@@ -47,6 +47,8 @@ fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `
 redrive       dead letters of 1,000 bytes a second: `listed`, and `redriven` to their group; `cpu_us` a redriven letter
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
+lag           at most 100,000 lanes (1,000 groups on 100 queues): `visible_s` from a dispatch to each queue until it is
+              in the lag of all groups, and `scrape_ms` of the endpoint meanwhile, [median, greatest]
 cluster       the job on a standalone Spark cluster with executors of one core: records a second and
               `cpu_us_per_record` of single operations and of acks of 1,000 entries; `ten_operations_ms` send -> answers
 cluster_kills seconds from the SIGKILL of an executor, and of the driver, until every queue answers, with as many
@@ -81,6 +83,7 @@ from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
 from tests.benchmarks.fetch import measure_fetch
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
+from tests.benchmarks.lag import measure_lag
 from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.long_log import measure_long_log
 from tests.benchmarks.positions import measure_positions
@@ -128,6 +131,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "redrive": measure_redrive,
     "timeline": measure_timeline,
     "fairness": measure_fairness,
+    "lag": measure_lag,
     "cluster": measure_cluster,
     "cluster_kills": measure_cluster_kills,
     "cluster_lanes": measure_cluster_lanes,
