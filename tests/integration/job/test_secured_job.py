@@ -1,7 +1,8 @@
 """Claim: with the rights that docs/security.md lists, a job, its commands and clients do all their work with a secured
 Kafka; and a secret is nowhere but in the file that it was written into.
 
-Method: passwords, client secrets and a passphrase that exist nowhere else, and the tokens of an endpoint of this test.
+Method: passwords, client secrets, a passphrase and a token of the API that exist nowhere else, and the tokens of an
+endpoint of this test.
 While the job works, also through an outage, the arguments of all processes are looked at; afterwards, everything that
 job, commands and broker have printed and written.
 """
@@ -12,6 +13,8 @@ import contextlib
 import secrets
 import signal
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, get_args
 
@@ -24,6 +27,7 @@ from connectors.kafka.certificates import Authority
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.secured_kafka import SecuredKafka, running
 from connectors.kafka.topic_admin import create_message_topic
+from connectors.local_servers.loopback import free_port
 from popstream import Consumer, Producer
 from popstream.oauth_properties import MODULE
 from popstream.settings import FetchClient
@@ -188,7 +192,14 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
     file = secured.file_of("job")
     kafka = ["--bootstrap-servers", secured.servers, "--kafka-config", file]
     said: list[str] = []
-    up = Up(tmp_path / "job", *kafka, "--message-topics", "orders", "--flush-interval", "500ms", "--log-level", "DEBUG")
+    token_file, port = tmp_path / "token", free_port()
+    token_file.write_text(f"{canary.text}-of-the-API\n")
+    token, api = ["--api-token-file", str(token_file)], f"http://127.0.0.1:{port}"
+    wrong_token = urllib.request.Request(  # noqa: S310 - it is HTTP
+        f"{api}/api/v1/status", headers={"Authorization": f"Bearer {canary.text}"}
+    )
+    options = [*kafka, *token, "--api-port", str(port), "--message-topics", "orders", "--flush-interval", "500ms"]
+    up = Up(tmp_path / "job", *options, "--log-level", "DEBUG")
     try:
         up.wait_for("ready after")
         send(secured)
@@ -206,10 +217,14 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
             ["verify", "--var", str(ROOT / "var")],
             ["query", "--var", str(ROOT / "var"), "select * from operations"],
             ["check"],
+            ["report", "--since", "1h", "--out", str(tmp_path / "report.html")],
+            *(["status", "--api", api, *token, *form] for form in ([], ["--json"])),
         ):
             done = run(up, *command)
             assert done.returncode == 0, (command, done.stderr)
             said += [done.stdout, done.stderr]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(wrong_token, timeout=PATIENCE_S)  # noqa: S310
         assert count_dead_letters(secured.broker) == len(get_args(FetchClient))
         assert str(secured.servers) in (up.folder / "job.json").read_text()
         assert file in (up.folder / "job.json").read_text()
@@ -222,4 +237,5 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
         up.end()
     assert not canary.is_in("".join(said))
     assert canary.seen_in_arguments == set()
-    assert canary.files(tmp_path) == {Path(secured.broker.folder, f"{user}.properties") for user in USERS}
+    users = {Path(secured.broker.folder, f"{user}.properties") for user in USERS}
+    assert canary.files(tmp_path) == {*users, token_file}

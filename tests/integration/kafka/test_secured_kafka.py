@@ -273,6 +273,7 @@ COMMANDS = {
     "ops": ["ops", '{"type":"tick","topic":"orders","queue_id":0}'],
     "release": ["release", "orders", "--group", "g", "--client", "c"],
     "perf": ["perf"],
+    "dead": ["dead", "list"],
 }
 
 
