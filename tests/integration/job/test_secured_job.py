@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 USERS = ("job", "consumer", "producer")
+SHARED = {"client_id": "tools", "retries": "3", "ssl_enabled_protocols": "TLSv1.2,TLSv1.3", "ssl_protocol": "TLSv1.3"}
+"""What files of other programs have as well."""
 MESSAGES = 20
 PATIENCE_S = 240.0
 
@@ -116,6 +118,7 @@ class Site:
         lines: dict[str, str | None] = {
             "ssl_keystore_location": str(store),
             "ssl_keystore_password": self._canary.text,
+            **SHARED,
         }
         if self._endpoint is None:
             return self.broker.login(user, secret, **lines).config_file
@@ -228,6 +231,7 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
         assert count_dead_letters(secured.broker) == len(get_args(FetchClient))
         assert str(secured.servers) in (up.folder / "job.json").read_text()
         assert file in (up.folder / "job.json").read_text()
+        assert (up.folder / "job.log").read_text().count("kafka_settings_ignored") == 1
         code, left = up.stop(signal.SIGTERM)
         assert (code, left) == (0, [])
         restored = run_for(up.folder, "restore", *kafka, "--var", str(ROOT / "var"))
