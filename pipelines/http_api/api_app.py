@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from pipelines.control.answers import Answers
+    from popstream.wire.signing import AdminKey
 
 __all__ = ["api_app", "endpoints_of"]
 
@@ -49,6 +50,7 @@ def api_app(
     not_ready_reasons: Callable[[], Sequence[str]],
     *,
     token: str,
+    admin_key: AdminKey | None = None,
     letters: Letters | None = None,
 ) -> ASGIApp:
     """Return what answers on the port of the API: the API, the page, metrics and probes.
@@ -58,9 +60,10 @@ def api_app(
         registry: The metrics.
         not_ready_reasons: Returns what keeps the job from deciding or delivering; empty: it is ready.
         token: What a request has to carry; empty: nothing, but it has to come from this machine.
+        admin_key: Signs the operations of redrives; None: the job has no keys.
         letters: The dead letters, for tests; None: those of the job.
     """
-    endpoints = endpoints_of(answers, letters or Letters(answers.kafka))
+    endpoints = endpoints_of(answers, letters or Letters(answers.kafka, admin_key))
     document = openapi_document(endpoints)
     routes = [
         *_page_routes(),

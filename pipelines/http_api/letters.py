@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from popstream.kafka_connection import KafkaConnection
+    from popstream.wire.signing import AdminKey
 
 __all__ = ["LetterPage", "LetterRequest", "Letters", "LettersRequest", "RedriveReport", "RedriveRequest"]
 
@@ -117,13 +118,18 @@ class Letters:
 
     Args:
         kafka: Returns the Kafka of the job, and the prefix of its topics.
+        admin_key: Signs what a redrive dispatches to topics that the job does not build; None: the job has no keys.
         connect: Opens the dead letters with options of a client, for tests.
     """
 
     def __init__(
-        self, kafka: Callable[[], tuple[KafkaConnection, str]], connect: Callable[..., DeadLetters] = DeadLetters
+        self,
+        kafka: Callable[[], tuple[KafkaConnection, str]],
+        admin_key: AdminKey | None,
+        connect: Callable[..., DeadLetters] = DeadLetters,
     ) -> None:
         self._kafka = kafka
+        self._admin_key = admin_key
         self._connect = connect
         self._turn = OneAtATime("dead letters", WAIT_S)
 
@@ -166,7 +172,12 @@ class Letters:
 
     def _opened(self) -> DeadLetters:
         connection, prefix = self._kafka()
-        return self._connect(**connection.client_options, client_id=f"popstream-api-{new_client_id()}", prefix=prefix)
+        return self._connect(
+            **connection.client_options,
+            client_id=f"popstream-api-{new_client_id()}",
+            prefix=prefix,
+            admin_key=self._admin_key,
+        )
 
 
 def _selection(request: LettersRequest | RedriveRequest) -> LetterSelection:

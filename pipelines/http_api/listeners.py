@@ -38,6 +38,6 @@ def listeners_of(
         app = metrics_app(registry, not_ready_reasons)
         found.append(Listener(settings.metrics_host, settings.metrics_port, app, "metrics_port"))
     if settings.api_port:
-        app = api_app(answers, registry, not_ready_reasons, token=settings.api_secret)
+        app = api_app(answers, registry, not_ready_reasons, token=settings.api_secret, admin_key=settings.admin_key)
         found.append(Listener(settings.api_host, settings.api_port, app, "api_port"))
     return found

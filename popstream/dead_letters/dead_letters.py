@@ -128,12 +128,13 @@ class DeadLetters:
             on_progress: Is told after each transaction.
 
         Raises:
-            Invalid: There is no dead-letter topic, or Kafka does not allow to write.
+            Invalid: There is no dead-letter topic, Kafka does not allow to write, or the job wants an admin key for a
+                topic that it does not build; nothing was sent to that one.
             Unavailable: Kafka does not answer, or a partition has no leader. What is done is recorded; call it again.
             Fenced: Another redrive or purge has begun.
             Corrupt: A letter cannot be read.
-            AnswerTimeout: The job does not dispatch what is sent to a topic that it does not build; the next redrive
-                does that first.
+            AnswerTimeout: The job does not answer about a topic that it does not build; what was sent there is
+                dispatched by the next redrive, before anything else.
         """
         queue_ids: dict[str, Mapping[int, LogBounds]] = {}
 

@@ -121,6 +121,7 @@ class HandlingRun:
         self._on_progress = on_progress
         self._handled = HandledLetters(topics)
         self._undispatched: defaultdict[QueueName, list[tuple[int, int]]] = defaultdict(list)
+        self._declared: set[QueueName] = set()
         self._dispatched_s = time.monotonic()
 
     def pretend(self, letters: Iterable[Letter], limit: int | None) -> None:
@@ -139,6 +140,7 @@ class HandlingRun:
             self._note_undispatched(self._handled.last_redrive)
             self._dispatch()
         for batch in _batches(self._planned(letters, limit)):
+            self._declare(batch)
             self._write(writer, batch)
             self._on_progress(self.report)
             if time.monotonic() - self._dispatched_s > DISPATCH_EACH_S:
@@ -205,6 +207,20 @@ class HandlingRun:
             self._topics.dispatch({queue: merge_ranges(ranges) for queue, ranges in self._undispatched.items()})
             self._undispatched.clear()
         self._dispatched_s = time.monotonic()
+
+    def _declare(self, batch: Sequence[HandledLetter]) -> None:
+        """Declare the queues that the job does not build.
+
+        Before anything is sent: what was committed could not be dispatched by a client without the right to do so.
+        """
+        queues = {
+            (one.letter.topic, one.letter.queue_id)
+            for one in batch
+            if one.records and self._topics.type_of(one.letter.topic) is None
+        } - self._declared
+        if queues:
+            self._topics.declare(sorted(queues))
+            self._declared |= queues
 
 
 def _batches(letters: Iterable[HandledLetter]) -> Iterator[list[HandledLetter]]:

@@ -10,16 +10,18 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from popstream.dead_letters.kafka_letter_writer import KafkaLetterWriter
+from popstream.errors import Refused
 from popstream.exchange.transport import Transport
 from popstream.payload.shared_payloads import shared_payloads
-from popstream.send.backfill import dispatch_records
+from popstream.send.backfill import declare_queue, dispatch_records
 from popstream.topics.message_topics import TopicReader
 from popstream.topics.queue_types import QueueTypes
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.queue_name import QueueName
+from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from popstream.dead_letters.letter_topics import LogBounds
     from popstream.payload.payloads import Payloads
@@ -66,12 +68,17 @@ class KafkaLetterTopics:
         """See `LetterTopics.writer`."""
         return KafkaLetterWriter(self._settings, self.handled)
 
+    def declare(self, queues: Iterable[QueueName]) -> None:
+        """See `LetterTopics.declare`."""
+        for topic, queue_id in queues:
+            with _admin_key_named():
+                declare_queue(self._settings, self._connected(), topic, queue_id)
+
     def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """See `LetterTopics.dispatch`."""
-        if self._transport is None:
-            self._transport = self._opened.enter_context(Transport(self._settings))
         for (topic, queue_id), ranges in sent.items():
-            dispatch_records(self._settings, self._transport, topic, queue_id, ranges)
+            with _admin_key_named():
+                dispatch_records(self._settings, self._connected(), topic, queue_id, ranges)
 
     def erase(self, ends: Mapping[int, int]) -> None:
         """See `LetterTopics.erase`."""
@@ -92,3 +99,23 @@ class KafkaLetterTopics:
     def close(self) -> None:
         """See `LetterTopics.close`."""
         self._opened.close()
+
+    def _connected(self) -> Transport:
+        if self._transport is None:
+            self._transport = self._opened.enter_context(Transport(self._settings))
+        return self._transport
+
+
+@contextlib.contextmanager
+def _admin_key_named() -> Iterator[None]:
+    """Say what to do where the job refuses an operation that no admin key of it has signed."""
+    try:
+        yield
+    except Refused as error:
+        if error.reason is not Reason.NO_PERMISSION:
+            raise
+        message = (
+            f"{error.message}: the job does not build {error.answer.topic}, so a redrive to it takes an admin key of"
+            " the job, by --admin-key-file or admin_key="
+        )
+        raise Invalid(message, subject=error.subject) from error

@@ -9,7 +9,7 @@ import msgspec
 from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from popstream.dead_letters.letter import Letter
@@ -104,6 +104,18 @@ class LetterTopics(Protocol):
     def writer(self) -> LetterWriter:
         """Return a writer."""
 
+    def declare(self, queues: Iterable[QueueName]) -> None:
+        """Declare queues that the job does not build, so that what is sent to them can be dispatched.
+
+        Both need the same rights and the same key: if this fails, a dispatch would.
+
+        Raises:
+            AnswerTimeout: The job does not answer.
+            Refused: The job refuses it.
+            Invalid: The job wants an admin key, the queue does not exist, or Kafka refuses.
+            Unavailable: Kafka does not answer.
+        """
+
     def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """Dispatch offsets of message topics that the job does not build, and the holes among and behind them.
 
@@ -112,6 +124,7 @@ class LetterTopics(Protocol):
         Raises:
             AnswerTimeout: The job does not answer.
             Refused: The job refuses it.
+            Invalid: The job wants an admin key.
             Unavailable: Kafka does not answer.
         """
 

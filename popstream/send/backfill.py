@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from popstream.topics.message_topics import MessageTopic
     from popstream.wire.answer import Answer
 
-__all__ = ["DispatchReport", "dispatch_existing", "dispatch_records"]
+__all__ = ["DispatchReport", "declare_queue", "dispatch_existing", "dispatch_records"]
 
 LOG = logging.getLogger(__name__)
 
@@ -98,10 +98,28 @@ def dispatch_existing(
     return _dispatch_all(client, transport, topic, queue_ids, queue_type)
 
 
+def declare_queue(settings: ClientSettings, transport: Transport, topic: str, queue_id: int) -> None:
+    """Declare a queue unless it is declared, of whatever type.
+
+    Raises:
+        Invalid: There is no such queue, or Kafka does not allow to describe its topic.
+        Refused: The job refuses it.
+        AnswerTimeout: The job does not answer.
+        Unavailable: Kafka does not answer, or the queue has no leader.
+    """
+    described = describe_topic(settings, topic)
+    if queue_id not in described.bounds([queue_id]):
+        message = f"topic {topic} has no partition {queue_id}"
+        raise Invalid(message, subject=topic)
+    answer = transport.request(declare_of(described, queue_id))
+    if answer.reason is not Reason.INVALID_PARAMETER:  # it is declared, with another type
+        _require_ok(answer)
+
+
 def dispatch_records(
     settings: ClientSettings, transport: Transport, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]]
 ) -> None:
-    """Dispatch records of a queue that is declared, and as holes the offsets without a record that hold them back.
+    """Dispatch records of a queue, and as holes the offsets without a record that hold them back.
 
     These lie among them and right behind them, and before them after a transaction that was aborted. Other records are
     left to those that wrote them. If the records are gone, because their topic was deleted or made again since, nothing
@@ -116,7 +134,7 @@ def dispatch_records(
 
     Raises:
         Invalid: Kafka does not allow to describe the topic.
-        Refused: The job refused a dispatch.
+        Refused: The job refused the declaration or a dispatch.
         AnswerTimeout: The job does not answer.
         Unavailable: Kafka does not answer, or does not commit the records.
     """
@@ -127,6 +145,7 @@ def dispatch_records(
             "%s/%d has no offset %d any more: what was sent to it is gone, and not dispatched", topic, queue_id, last
         )
         return
+    declare_queue(settings, transport, topic, queue_id)  # the job may have lost its state since they were written
     wanted = {offset for low, high in ranges for offset in range(low, high + 1)}
     partition = TopicPartition(topic, queue_id)
     commit_position = None

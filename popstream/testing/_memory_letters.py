@@ -13,7 +13,7 @@ from popstream.testing._memory_kafka import MemoryKafka
 from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from popstream.dead_letters.letter_topics import HandledLetter, LogBounds
@@ -56,6 +56,9 @@ class MemoryLetterTopics:
     def writer(self) -> MemoryLetterWriter:
         """Return a writer."""
         return MemoryLetterWriter(self._job)
+
+    def declare(self, queues: Iterable[QueueName]) -> None:
+        """Do nothing: what is written to is declared."""
 
     def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """Do nothing: what is written is dispatched."""

@@ -36,6 +36,7 @@ from pipelines.laps import Lap
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing import MemoryJob
 from popstream.wire.command import Command, Declare, Dispatch, Policy, Pop, WrittenRange
+from popstream.wire.signing import AdminKey
 from tests.support.delta_files import append_audit_rows, append_rows, create_table
 from tests.support.kernel_history import NOON_MS, KernelHistory
 from tests.support.unit_rows import unit_row
@@ -45,10 +46,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpoints.snapshot_store import Snapshot
+    from popstream import DeadLetters
 
-__all__ = ["TOKEN", "ApiSite", "Reply", "SiteJob"]
+__all__ = ["ADMIN_KEY", "TOKEN", "ApiSite", "Reply", "SiteJob"]
 
 TOKEN = "a-token-of-the-tests-0123456789"  # noqa: S105 - of no other use
+ADMIN_KEY = AdminKey("2030", "a secret of the tests")
 TIMEOUT_S = 30.0
 
 
@@ -189,12 +192,14 @@ class ApiSite:
     Attributes:
         job: The job.
         letters: Where dead letters come from: those of a job in memory.
+        letter_options: How the API has connected to them last.
         url: Address of the API.
     """
 
     def __init__(self, folder: Path, token: str = TOKEN) -> None:
         self.job = SiteJob(folder, round(time.time() * 1000))
         self.letters = MemoryJob(now_ms=self.job.now_ms - 900_000)
+        self.letter_options: dict[str, object] = {}
         self.answers = JobAnswers(self.job, self.job.metrics)
         self._token = token
         self._stack = contextlib.ExitStack()
@@ -203,7 +208,7 @@ class ApiSite:
             self.job.metrics.registry,
             lambda: self.job.not_ready_reasons,
             token=token,
-            letters=Letters(lambda: (self.job.connection, "popstream"), lambda **_: self.letters.dead_letters()),
+            letters=Letters(lambda: (self.job.connection, "popstream"), ADMIN_KEY, self._dead_letters),
         )
         self._server = HttpServer([Listener("127.0.0.1", 0, app, "api_port")])
         self.url = f"http://127.0.0.1:{self._server.ports[0]}"
@@ -216,6 +221,10 @@ class ApiSite:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _dead_letters(self, **options: object) -> DeadLetters:
+        self.letter_options = options
+        return self.letters.dead_letters()
 
     def decide_for_minutes(self) -> None:
         """Let the job have decided micro-batches in the last ten minutes."""

@@ -1,7 +1,7 @@
-"""A redrive that kills itself: `python -m tests.support.processes.killed_redrive SERVERS PREFIX POINT NUMBER`.
+"""A redrive that kills itself: `python -m tests.support.processes.killed_redrive SERVERS PREFIX POINT NUMBER [KEY]`.
 
 It dies by SIGKILL at the NUMBERth call of a method of its KafkaProducer: before `send`, before the transaction ends
-(`commit`), or after Kafka has confirmed that (`committed`).
+(`commit`), or after Kafka has confirmed that (`committed`). KEY is the file of an admin key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def kill_at(number: int, call: Callable[..., Any], *, after: bool = False) -> Ca
     return counted
 
 
-def main(servers: str, prefix: str, point: str, number: str) -> None:
+def main(servers: str, prefix: str, point: str, number: str, admin_key: str | None = None) -> None:
     """Redrive everything, and die."""
     if point == "send":
         KafkaProducer.send = kill_at(int(number), KafkaProducer.send)
@@ -50,7 +50,7 @@ def main(servers: str, prefix: str, point: str, number: str) -> None:
         is_after = point == "committed"
         # Where the writer looks it up.
         setattr(kafka_letter_writer, "commit", kill_at(int(number), commit, after=is_after))  # noqa: B010
-    with DeadLetters(servers, prefix=prefix) as dead_letters:
+    with DeadLetters(servers, prefix=prefix, admin_key=admin_key) as dead_letters:
         dead_letters.redrive()
 
 

@@ -17,7 +17,7 @@ from pipelines.control.job_file import JobFile
 from pipelines.control.messages import SnapshotRequest, Status, StatusRequest
 from pipelines.http_api.endpoint import OneAtATime
 from popstream.wire.base_errors import Invalid, Unavailable
-from tests.support.in_process.api_site import TOKEN, ApiSite
+from tests.support.in_process.api_site import ADMIN_KEY, TOKEN, ApiSite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -234,6 +234,12 @@ def test_letters_are_redriven_once_by_who_has_the_token(site: ApiSite) -> None:
     handled = site.get("/api/v1/dead-letters?handled=true").json()["letters"][1]["handling"]
     assert (handled["comment"], handled["by"]) == ("milk is back", "the API, from 127.0.0.1")
     assert [letter["letter"] for letter in site.get("/api/v1/dead-letters").json()["letters"]] == ["0/0", "0/2"]
+
+
+def test_a_redrive_signs_with_the_admin_key_of_the_job(site: ApiSite) -> None:
+    site.give_up(b"a")
+    assert site.post("/api/v1/redrive", {}).json()["letters"] == 1
+    assert site.letter_options["admin_key"] == ADMIN_KEY
 
 
 def test_answers_are_as_the_document_describes_them(site: ApiSite) -> None:

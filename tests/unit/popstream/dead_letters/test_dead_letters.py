@@ -5,7 +5,7 @@ Method: a job in memory whose handlers reject; a writer that refuses, or is kill
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -17,6 +17,7 @@ from popstream.payload.payloads import Payload
 from popstream.testing import MemoryJob, run_handler
 from popstream.testing._memory_letters import MemoryLetterTopics, MemoryLetterWriter
 from popstream.wire.letter_handling import LetterHandling
+from popstream.wire.queue_name import QueueName
 
 HANDLED = "popstream.dead_letters_handled"
 
@@ -236,6 +237,27 @@ def test_the_next_redrive_dispatches_what_a_killed_one_has_committed(job: Memory
     assert topics.dispatched == []
     assert dead_letters.redrive().letters == 0
     assert topics.dispatched == [{("orders", 0): [(2, 3)]}]
+
+
+class WithoutKey(OtherTopics):
+    """The job declares no queue for this client."""
+
+    def declare(self, queues: Iterable[QueueName]) -> None:
+        message = f"{[*queues]}: the job wants an admin key"
+        raise Invalid(message)
+
+
+def test_nothing_is_sent_to_a_topic_whose_messages_could_not_be_dispatched(job: MemoryJob) -> None:
+    give_up(job, [b"1", b"2"])
+    topics = WithoutKey(job, MemoryLetterWriter(job))
+    with pytest.raises(Invalid, match=r"\[\('orders', 0\)\]: the job wants an admin key"):
+        DeadLetters("memory", topics=topics).redrive()
+    assert len(job.payloads.queue("orders", 0)) == 2
+    assert values(job.dead_letters().list()) == [b"1", b"2"]
+    assert DeadLetters("memory", topics=topics).purge(LetterSelection(reason="1")).letters == 1
+    permitted = OtherTopics(job, MemoryLetterWriter(job))
+    assert DeadLetters("memory", topics=permitted).redrive().letters == 1
+    assert permitted.dispatched == [{("orders", 0): [(2, 2)]}]
 
 
 class Killed(MemoryLetterWriter):

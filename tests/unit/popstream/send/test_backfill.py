@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from popstream.errors import Refused
 from popstream.send import backfill
-from popstream.send.backfill import _label, dispatch_records
+from popstream.send.backfill import _label, declare_queue, dispatch_records
 from popstream.settings import ClientSettings
 from popstream.topics.message_topics import MessageTopic, TopicReader
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.answer import Answer
+from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.command import Declare
+from popstream.wire.reason import Reason, code_of
 from popstream.wire.tag import tag_hash
 
 
@@ -58,6 +63,46 @@ def test_records_that_are_gone_are_not_dispatched_and_keep_nothing_back(
 ) -> None:
     dispatch(monkeypatch, topic, written_end)
     assert "orders/0 has no offset 9 any more" in caplog.text
+
+
+def answer(reason: Reason) -> Answer:
+    return Answer(
+        op_id="1",
+        type="declare",
+        code=code_of(reason),
+        reason=reason,
+        applied=False,
+        topic="orders",
+        queue_id=0,
+        now_ms=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        (Reason.OK, None),
+        (Reason.INVALID_PARAMETER, None),  # it is declared as a queue of batches
+        (Reason.NO_PERMISSION, Refused),
+    ],
+)
+def test_a_queue_is_declared_as_kafka_describes_it_unless_the_job_refuses(
+    monkeypatch: pytest.MonkeyPatch, reason: Reason, error: type[Exception] | None
+) -> None:
+    asked: list[Declare] = []
+
+    def request(command: Declare) -> Answer:
+        asked.append(command)
+        return answer(reason)
+
+    transport: Any = SimpleNamespace(request=request)
+    monkeypatch.setattr(TopicReader, "read", lambda *_: {"orders": MessageTopic("orders", "id", {0: 4}, {0: 5})})
+    settings = ClientSettings(bootstrap_servers="kafka:9092", client_id="c")
+    with nullcontext() if error is None else pytest.raises(error):
+        declare_queue(settings, transport, "orders", 0)
+    assert asked == [Declare(v=1, topic="orders", queue_id=0, topic_id="id", min_offset=4)]
+    with pytest.raises(Invalid, match="topic orders has no partition 1"):
+        declare_queue(settings, transport, "orders", 1)
 
 
 @pytest.mark.parametrize(
