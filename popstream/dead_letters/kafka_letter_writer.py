@@ -18,6 +18,7 @@ from kafka.errors import (
     AuthorizationError,
     KafkaError,
     PolicyViolationError,
+    TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailedError,
 )
 
@@ -27,6 +28,7 @@ from popstream.exchange.kafka_link import producer_options
 from popstream.exchange.resilient_producer import close_producer
 from popstream.exchange.transactions import abort, commit, is_fenced, require_bounded_transactions
 from popstream.send.kafka_errors import REFUSED_BY_BATCH, REFUSED_WITH_BATCH
+from popstream.topics.access_rights import access_refused, rights_refused
 from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -186,8 +188,9 @@ class KafkaLetterWriter:
         if isinstance(error, REFUSED) or REFUSED_WITH_BATCH in str(error):
             return LetterRefusedError(Invalid(f"Kafka refuses its message: {error!r}", subject=self._handled))
         if isinstance(error, TransactionalIdAuthorizationFailedError):
-            message = f"Kafka does not allow the transactional id {self._handled}: grant the right to write it"
-            return Invalid(message, subject=self._handled)
+            return access_refused(self._settings.connection, f"Write on transactional id {self._handled}")
+        if isinstance(error, TopicAuthorizationFailedError) and (topics := _topics_of(error)):
+            return rights_refused(self._settings.connection, {topic: ["Write"] for topic in topics})
         if isinstance(error, AuthorizationError):
             message = f"Kafka does not allow to write to the topics: {error!r}"
             return Invalid(message, subject=self._handled)
@@ -198,3 +201,8 @@ class KafkaLetterWriter:
         """Return why the transaction has failed, if kafka-python says only that it has: what follows, it refuses."""
         first = self._producer._transaction_manager.last_error if type(error) is KafkaError else None  # noqa: SLF001
         return error if first is None else first
+
+
+def _topics_of(error: TopicAuthorizationFailedError) -> set[str]:
+    """Return the topics that kafka-python names where a transaction may not write to them."""
+    return {topic for found in error.args if isinstance(found, set) for topic in found}

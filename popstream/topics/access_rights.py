@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["lacking_rights", "require_rights", "rights_refused"]
+__all__ = ["access_refused", "lacking_rights", "require_rights", "rights_refused"]
 
 TIMEOUT_MS = 10_000
 _NAMES = {"READ": "Read", "WRITE": "Write", "DESCRIBE": "Describe", "DESCRIBE_CONFIGS": "DescribeConfigs"}
@@ -78,6 +78,11 @@ def rights_refused(connection: KafkaConnection, lacking: Mapping[str, Sequence[s
         topics.setdefault(" and ".join(operations), []).append(topic)
     topics.pop("", None)
     rights = "; ".join(f"{operations} on topic {', '.join(names)}" for operations, names in topics.items())
+    return access_refused(connection, rights)
+
+
+def access_refused(connection: KafkaConnection, rights: str) -> Invalid:
+    """Return the error that says which rights to grant the user of a connection."""
     properties = connection.properties
     name = properties.username if properties is not None else ""
     proof = "certificate" if properties is None or properties.token_request is None else "token"

@@ -12,10 +12,11 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from kafka import TopicPartition
+from kafka import KafkaProducer, TopicPartition
 
 from connectors.kafka.access_rules import Right
 from connectors.kafka.broker_security import SCRAM
@@ -24,6 +25,7 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.secured_kafka import SecuredKafka, running
 from connectors.kafka.topic_admin import create_message_topic, open_admin
+from pipelines.http_api.letters import Letters, LettersRequest, RedriveRequest
 from pipelines.job_settings import JobSettings
 from pipelines.process.job_topics import ensure_job_topics
 from popstream import Consumer, Invalid, PopstreamError, Producer, Unavailable
@@ -32,6 +34,10 @@ from popstream.payload.payload_reader import make_reader
 from popstream.reach_kafka import reach_kafka
 from popstream.settings import ClientSettings, FetchClient
 from popstream.topics.access_rights import require_rights
+from popstream.topics.message_topics import TopicReader
+from popstream.topics.queue_types import QueueTypesPublisher
+from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.dead_letter_record import copy_of
 from tests.support.acl_lines import rights_in
 from tests.support.processes.up_process import run_for
 from tests.support.secured_site import pkcs12_trust_store, wait_until_gone
@@ -163,6 +169,45 @@ def test_a_producer_names_the_right_that_it_lacks(secured: SecuredKafka) -> None
         found = refusal(lambda: made.send("orders", b"1").result(PATIENCE_S))
     assert isinstance(found, Invalid)
     assert str(found) == "Kafka does not allow this client to send to orders: grant Write on topic orders"
+
+
+def give_up(broker: SecuredKafka, value: bytes) -> None:
+    """Write a dead letter of a topic that the job builds, as the job does."""
+    connection = broker.broker.connection
+    with TopicReader(connection, client_id="test") as reader:
+        topic_id = reader.read(["orders"])["orders"].topic_id
+    with contextlib.closing(QueueTypesPublisher(connection, OWN.queue_types)) as publisher:
+        publisher.publish({("orders", topic_id, "simple")})
+    letter = DeadLetter("orders", 0, "g", 0, 0, "rejected", 1, 1, 5, 6, 0, 0)
+    message = SimpleNamespace(key=value, value=value, headers=[])
+    copied = copy_of(letter, 0, message)
+    with contextlib.closing(KafkaProducer(**connection.for_kafka_python())) as sending:
+        sending.send(OWN.dead_letters, copied.value, copied.key, list(copied.headers)).get(PATIENCE_S)
+
+
+def test_a_redrive_by_the_api_names_the_right_that_the_job_lacks(secured: SecuredKafka) -> None:
+    """The rights of the document's row about the user of the job: of what is sent, and of the transaction."""
+    connection = login(secured, "job")
+    letters = Letters(lambda: (connection, "popstream"), None)
+
+    def redrive() -> int:
+        return letters.redrive(RedriveRequest(), "127.0.0.1").letters
+
+    give_up(secured, b"mocha")
+    transaction = Right("job", "Write", "TransactionalId", OWN.dead_letters_handled, "literal")
+    write = Right("job", "Write", "Topic", "orders", "literal")
+    for granted, lacking in (
+        ([write], f"Write on transactional id {OWN.dead_letters_handled}"),
+        ([transaction], "Write on topic orders"),
+    ):
+        secured.grant_only([*RIGHTS, *granted])
+        found = refusal(redrive)
+        assert isinstance(found, Invalid)
+        assert str(found) == f"Kafka does not allow User:job what is needed: grant {lacking}"
+        assert len(letters.page(LettersRequest(), "127.0.0.1").letters) == 1
+    secured.grant_only([*RIGHTS, write, transaction])
+    assert redrive() == 1
+    assert letters.page(LettersRequest(), "127.0.0.1").letters == []
 
 
 @pytest.mark.parametrize("fetch_client", get_args(FetchClient))

@@ -10,7 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from kafka.errors import KafkaError, MessageSizeTooLargeError, ProducerFencedError
+from kafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    ProducerFencedError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailedError,
+)
 
 from popstream.dead_letters import kafka_letter_writer
 from popstream.dead_letters.handling_run import HandlingCall
@@ -19,7 +25,7 @@ from popstream.dead_letters.letter import Letter
 from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedError
 from popstream.dead_letters.redrive_plan import RedrivenRecord
 from popstream.settings import ClientSettings
-from popstream.wire.base_errors import Fenced, Unavailable
+from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 from popstream.wire.letter_handling import LetterHandling
 
 HANDLED = "popstream.dead_letters_handled"
@@ -136,4 +142,18 @@ def test_why_an_earlier_record_has_failed_is_known_when_a_later_one_cannot_be_se
     producer = MemoryProducer(fail_at=3, error=error)
     with pytest.raises(raised):
         writer_of(producer).write(batch(4))
+    assert producer._transaction_manager.ends == ["abort"]
+
+
+@pytest.mark.parametrize(
+    ("error", "granted"),
+    [
+        (TopicAuthorizationFailedError({"orders", "bills"}), "Write on topic bills, orders"),
+        (TransactionalIdAuthorizationFailedError(), f"Write on transactional id {HANDLED}"),
+    ],
+)
+def test_a_right_that_is_missing_is_named(error: Exception, granted: str) -> None:
+    producer = MemoryProducer(fail_at=0, error=error)
+    with pytest.raises(Invalid, match=f"^Kafka does not allow .* what is needed: grant {granted}$"):
+        writer_of(producer).write(batch(1))
     assert producer._transaction_manager.ends == ["abort"]
