@@ -70,8 +70,8 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
         waiting_clients: The clients of the first of them, each once.
         held_by: What keeps pops from getting the next message: `batch` in flight of an orderly lane, `pause`, or
             `in_flight_max`; empty: nothing.
-        held_since_ms: Since when, in ms since 1970; None: it is not known.
-        held_until_ms: Until when at most, likewise.
+        held_since_ms: Since when, in ms since 1970; None: the state does not keep it, as of a pause and of the limit.
+        held_until_ms: Until when at most, in ms since 1970; None: of the limit.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-// Lanes: how far each is, how old its oldest message is, who waits, and what holds it since when.
+// Lanes: how far each is, how old its oldest message is, who waits, and what holds it, with the times that the state has.
 
 import { get } from "./api.js";
 import { Pager, Table, badge, element } from "./dom.js";
