@@ -189,10 +189,10 @@ class JobAnswers:
         job = self._job
         match request:
             case StatusRequest():
-                queues, is_cut = selected_queues(job.store, request.group, request.topic, request.limit)
+                queues, is_cut = selected_queues(job.store, request.group, request.topic, request.limit, request.skip)
                 return msgspec.structs.replace(self._reporter.status_of(job.report()), queues=queues, is_cut=is_cut)
             case PoliciesRequest():
-                return Policies(policies_in(job.store, request.topic, request.group))
+                return Policies(*policies_in(job.store, request.topic, request.group, request.limit, request.skip))
             case LanesRequest():
                 return lane_page(job.store, _watch_of(job), request)
             case QueuesRequest():

@@ -22,6 +22,7 @@ from pipelines.control.messages import (
     Request,
     Status,
 )
+from pipelines.control.pages import by_pages
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["ask", "is_owned"]
@@ -42,16 +43,22 @@ def ask(job: JobFile, request: Request, reply: type[Reply], *, timeout_s: float 
         job: How to reach the job.
         request: The request.
         reply: The type of the answer.
-        timeout_s: How long to wait for it; None: 15 s, or 60 s for the API.
+        timeout_s: How long to wait for it, and by the API for each page; None: 15 s, or 60 s for the API.
 
     Raises:
         Unavailable: The job does not answer, or cannot serve the request now.
         Invalid: The job refuses the request.
     """
-    if "://" in job.address:
-        line = asked_by_http(job.address, job.token, request, timeout_s or API_TIMEOUT_S)
-    else:
-        line = _asked_by_socket(job, request, timeout_s or TIMEOUT_S)
+    if "://" not in job.address:
+        return _decoded(job, _asked_by_socket(job, request, timeout_s or TIMEOUT_S), reply)
+
+    def get(page: Request) -> Reply:
+        return _decoded(job, asked_by_http(job.address, job.token, page, timeout_s or API_TIMEOUT_S), reply)
+
+    return by_pages(request, get)
+
+
+def _decoded(job: JobFile, line: bytes, reply: type[Reply]) -> Reply:
     try:
         return msgspec.json.decode(line, type=reply)
     except msgspec.DecodeError as error:

@@ -170,7 +170,7 @@ def queues_in(store: RocksStore) -> Iterator[QueueView]:
 
 
 def selected_queues(
-    store: RocksStore, group: str | None, topic: str | None, limit: int
+    store: RocksStore, group: str | None, topic: str | None, limit: int, skip: int = 0
 ) -> tuple[list[QueueView], bool]:
     """Return the matching queues with at most `limit` lanes, and whether the limit left lanes out.
 
@@ -179,15 +179,21 @@ def selected_queues(
         group: Only lanes of this group, with their details.
         topic: Only queues of this topic.
         limit: A queue without lanes counts as one lane.
+        skip: Lanes before those, likewise.
     """
     found: list[QueueView] = []
-    left = limit
+    left, to_skip = limit, skip
     for queue in queues_in(store):
         if topic not in (None, queue.topic):
             continue
         lanes = [lane for lane in queue.lanes if group in (None, lane.group)]
         if group is not None and not lanes:
             continue
+        weight = max(1, len(lanes))
+        if to_skip >= weight:
+            to_skip -= weight
+            continue
+        lanes, to_skip = lanes[to_skip:], 0
         if left <= 0:
             return found, True
         if group is not None:

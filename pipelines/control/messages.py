@@ -3,6 +3,8 @@
 The field `ask` of a request names its kind. Every request carries the token of the job file.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from checkpoints.prefix_owner import Owner
@@ -13,13 +15,15 @@ from pipelines.control.batch_history import RatePoint
 from pipelines.control.cluster_report import ClusterReport
 from pipelines.control.lane_views import LANES_SHOWN, QueueView
 from pipelines.control.metrics import Totals
-from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
+from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest, Skip
 from pipelines.control.policy_views import PolicyView
 from pipelines.control_request import ControlRequest
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 __all__ = [
     "Answer",
+    "ApiPoliciesRequest",
+    "ApiStatusRequest",
     "Failure",
     "Image",
     "ImageRequest",
@@ -46,12 +50,27 @@ class StatusRequest(ControlRequest, frozen=True, kw_only=True, tag="status"):
     Attributes:
         group: Only lanes of this group, with their details.
         topic: Only queues of this topic.
-        limit: Lanes shown at most; 0: the queues are not read.
+        limit: Lanes shown at most, a queue without lanes counting as one; 0: the queues are not read.
+        skip: Lanes before those, likewise.
     """
 
     group: str | None = None
     topic: str | None = None
     limit: int = LANES_SHOWN
+    skip: Skip = 0
+
+
+class ApiStatusRequest(StatusRequest, frozen=True, kw_only=True, tag="status"):
+    """The same by the API, where one request must not load everything.
+
+    Attributes:
+        group: Only lanes of this group, with their details.
+        topic: Only queues of this topic.
+        limit: Lanes of the page at most, a queue without lanes counting as one; 0: the queues are not read.
+        skip: Lanes before the page, likewise.
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=0, le=LANES_SHOWN)] = LANES_SHOWN
 
 
 class PoliciesRequest(ControlRequest, frozen=True, kw_only=True, tag="policies"):
@@ -60,10 +79,27 @@ class PoliciesRequest(ControlRequest, frozen=True, kw_only=True, tag="policies")
     Attributes:
         topic: Those of this topic alone.
         group: Those of this group alone.
+        limit: Rules at most; None: all.
+        skip: Rules before those.
     """
 
     topic: str | None = None
     group: str | None = None
+    limit: int | None = None
+    skip: Skip = 0
+
+
+class ApiPoliciesRequest(PoliciesRequest, frozen=True, kw_only=True, tag="policies"):
+    """The same by the API, where one request must not load everything.
+
+    Attributes:
+        topic: Those of this topic alone.
+        group: Those of this group alone.
+        limit: Rules of the page at most.
+        skip: Rules before the page.
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LANES_SHOWN)] = LANES_SHOWN
 
 
 class RebuildRequest(ControlRequest, frozen=True, kw_only=True, tag="rebuild"):
@@ -202,9 +238,10 @@ class Status(JobReport, frozen=True, kw_only=True):
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """The rules of each queue and lane, by key."""
+    """The rules of each queue and lane, by key, and whether the limit left some out."""
 
     policies: list[PolicyView]
+    is_cut: bool = False
 
 
 class Rebuilt(msgspec.Struct, frozen=True):

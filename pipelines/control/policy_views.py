@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import islice
 
 import msgspec
 
@@ -51,22 +52,29 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     quotas: dict[str, int] = {}
 
 
-def policies_in(store: RocksStore, topic: str | None, group: str | None) -> list[PolicyView]:
-    """Return the rules of each queue and of its lanes, by key.
+def policies_in(
+    store: RocksStore, topic: str | None, group: str | None, limit: int | None = None, skip: int = 0
+) -> tuple[list[PolicyView], bool]:
+    """Return the rules of each queue and of its lanes, by key, and whether the limit left some out.
 
     Args:
         store: The state.
         topic: Only queues of this topic.
         group: Only lanes of this group, and no queues.
+        limit: Rules at most; None: all.
+        skip: Rules before those.
     """
+    found = list(islice(_every_policy(store, topic, group), skip, None if limit is None else skip + limit + 1))
+    return found[:limit], limit is not None and len(found) > limit
+
+
+def _every_policy(store: RocksStore, topic: str | None, group: str | None) -> Iterator[PolicyView]:
     frozen = Overlay(store.frozen())
-    found: list[PolicyView] = []
     for stored in scan_queues(store):
         queue = load_queue(frozen, stored.topic, stored.queue_id) if topic in (None, stored.topic) else None
         if queue is not None:
             groups = sorted(lane.group for lane in stored.lanes if group in (None, lane.group))
-            found += _policies_of(queue, groups, with_queue=group is None)
-    return found
+            yield from _policies_of(queue, groups, with_queue=group is None)
 
 
 def _policies_of(queue: QueueState, groups: list[str], *, with_queue: bool) -> Iterator[PolicyView]:

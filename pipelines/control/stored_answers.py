@@ -21,7 +21,7 @@ def stored_status(folder: JobFolder, request: StatusRequest) -> Status:
     """
     with RocksStore(folder.state, read_only=True) as store:
         stored = store.get(META, APPLIED_KEY)
-        queues, is_cut = selected_queues(store, request.group, request.topic, request.limit)
+        queues, is_cut = selected_queues(store, request.group, request.topic, request.limit, request.skip)
     return Status(
         running=False,
         folder=str(folder.root),
@@ -39,7 +39,7 @@ def stored_policies(folder: JobFolder, request: PoliciesRequest) -> Policies:
         Corrupt: A stored value cannot be decoded.
     """
     with RocksStore(folder.state, read_only=True) as store:
-        return Policies(policies_in(store, request.topic, request.group))
+        return Policies(*policies_in(store, request.topic, request.group, request.limit, request.skip))
 
 
 def stored_queues(folder: JobFolder, request: QueueRequest) -> list[ConsumeQueueView]:

@@ -72,14 +72,16 @@ def read_message_rows(
     return of_present_topic(rows) if is_recreated else rows
 
 
-def require_known(delta_root: Path, rows: MessageRows, group: str | None) -> None:
+def require_known(delta_root: Path, rows: MessageRows, group: str | None, *, memory: str = MEMORY) -> None:
     """Refuse a message that there never was, or of which the tables cannot tell. Reads more than the rows of a message.
+
+    `memory` is the limit of DuckDB.
 
     Raises:
         Invalid: It says why there is nothing to tell.
     """
     name = f"{rows.topic}/{rows.queue_id}"
-    with DuckDbTables(_of_queue(delta_root, rows.topic, rows.queue_id)) as tables:
+    with DuckDbTables(_of_queue(delta_root, rows.topic, rows.queue_id), memory=memory) as tables:
         lanes = _lanes(tables, rows.topic, rows.queue_id)
     if not lanes:
         message = f"the tables in {delta_root} know no queue {name}"

@@ -17,7 +17,15 @@ from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequ
 from pipelines.control.api_paths import API_PATHS, API_ROOT
 from pipelines.control.batch_history import RatePoint
 from pipelines.control.letter_facts import LetterContent
-from pipelines.control.messages import Failure, Policies, PoliciesRequest, Status, StatusRequest
+from pipelines.control.messages import (
+    ApiPoliciesRequest,
+    ApiStatusRequest,
+    Failure,
+    Policies,
+    PoliciesRequest,
+    Status,
+    StatusRequest,
+)
 from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
 from pipelines.http_api.access import PAGE_ROOT, Access, SecurityHeaders
 from pipelines.http_api.endpoint import Endpoint, route_of
@@ -100,12 +108,12 @@ def endpoints_of(answers: Answers, letters: Letters) -> list[Endpoint]:
     ) -> object:
         return answers.answer(request)
 
-    def of_job(summary: str, request: type, reply: object) -> Endpoint:
-        return Endpoint("GET", API_PATHS[request], summary, request, reply, ask)
+    def of_job(summary: str, request: type, reply: object, bounded: type | None = None) -> Endpoint:
+        return Endpoint("GET", API_PATHS[request], summary, bounded or request, reply, ask)
 
     return [
-        of_job("The job, and its queues with their lanes", StatusRequest, Status),
-        of_job("Limits of the queues of topics, of their groups and clients", PoliciesRequest, Policies),
+        of_job("The job, and a page of its queues with their lanes", StatusRequest, Status, ApiStatusRequest),
+        of_job("A page of the limits of queues, groups and clients", PoliciesRequest, Policies, ApiPoliciesRequest),
         of_job("How far the queues of a topic are built, and single units", QueueRequest, list[ConsumeQueueView]),
         of_job("A page of all lanes: lag, in flight, oldest message, who waits, what holds it", LanesRequest, LanePage),
         of_job("A page of all queues, with their positions", QueuesRequest, QueuePage),

@@ -83,7 +83,7 @@ class MessageLives:
             rows = read_message_rows(tables, request.topic, request.queue_id, request.queue_offset, memory=MEMORY)
             story = story_of(rows, groups, round(time.time() * 1000), zone)
             if not any(each.events for each in story.groups):
-                require_known(tables, rows, request.group)
+                require_known(tables, rows, request.group, memory=MEMORY)
         return MessageLife(story=story, told=story_text(story, zone), zone=zone.key)
 
 

@@ -137,14 +137,14 @@ def test_policies_say_whose_rules_hold(tmp_path: Path) -> None:
         job.do(Policy(**QUEUE, group="own", max_attempts=3))
         job.do(Pop(**QUEUE, group="declares", max_messages=1, invisible_time_ms=1, max_attempts=2))
         of_queue = {"queue_pops_per_s_max": 50, "new_lanes_per_min_max": 9}
-        assert [shown(view) for view in policies_in(store, "orders", None)] == [
+        assert [shown(view) for view in policies_in(store, "orders", None)[0]] == [
             (None, "queue", 0, 7, {"pops_per_s_max": 5, **of_queue}),
             ("declares", "consumers", 2, 7, {"pops_per_s_max": 5, **of_queue}),
             ("g", "queue", 0, 7, {"pops_per_s_max": 5, **of_queue}),
             ("own", "group", 3, 0, of_queue),
         ]
-        assert [view.group for view in policies_in(store, None, "own")] == ["own"]
-        assert policies_in(store, "parcels", None) == []
+        assert [view.group for view in policies_in(store, None, "own")[0]] == ["own"]
+        assert policies_in(store, "parcels", None) == ([], False)
     result = CliRunner().invoke(app, ["policy", "orders", "--folder", str(tmp_path), "--json"])
     assert result.exit_code == 3
     assert len(msgspec.json.decode(result.stdout, type=list[PolicyView])) == 4

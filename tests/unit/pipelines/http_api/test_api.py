@@ -12,16 +12,23 @@ import jsonschema
 import pytest
 
 from checkpoints.snapshot_store import Snapshot
+from connectors.delta.duckdb_tables import DuckDbTables
+from pipelines.control import pages
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
-from pipelines.control.messages import SnapshotRequest, Status, StatusRequest
+from pipelines.control.messages import Policies, PoliciesRequest, SnapshotRequest, Status, StatusRequest
+from pipelines.explain import message_rows
 from pipelines.http_api.endpoint import OneAtATime
+from pipelines.http_api.message_life import MEMORY
 from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.command import Declare
 from tests.support.in_process.api_site import ADMIN_KEY, TOKEN, ApiSite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from connectors.delta.snapshot import Snapshot as TableSnapshot
 
 
 @pytest.fixture
@@ -51,6 +58,50 @@ def test_a_command_gets_the_answer_of_the_control_socket(site: ApiSite) -> None:
     assert len(status.queues) == 3
     assert status.queues == direct.queues
     assert (status.owner, status.is_cut) == (direct.owner, True)
+
+
+def test_a_command_gets_all_lanes_and_rules_by_pages(site: ApiSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page ends within a queue of four lanes."""
+    site.job.do(Declare(v=1, topic="empty", queue_id=0, topic_id="t"))
+    monkeypatch.setattr(pages, "PAGE_LANES", 7)
+    for request in (
+        StatusRequest(limit=1_000_000),
+        StatusRequest(limit=9),
+        StatusRequest(limit=20, skip=3),
+        StatusRequest(group="group-1", limit=8),
+    ):
+        status, direct = ask(file_of(site), request, Status), site.answers.answer(request)
+        assert isinstance(direct, Status)
+        assert (status.queues, status.is_cut) == (direct.queues, direct.is_cut), request
+    for asked in (PoliciesRequest(), PoliciesRequest(topic="orders", group="group-1"), PoliciesRequest(limit=15)):
+        assert ask(file_of(site), asked, Policies) == site.answers.answer(asked), asked
+    assert len(ask(file_of(site), PoliciesRequest(), Policies).policies) == 51
+
+
+def test_a_page_says_whether_there_is_more(site: ApiSite) -> None:
+    first = site.get("/api/v1/policies?limit=30").json()
+    rest = site.get("/api/v1/policies?limit=30&skip=30").json()
+    assert [(len(page["policies"]), page["is_cut"]) for page in (first, rest)] == [(30, True), (20, False)]
+    first = site.get("/api/v1/status?limit=30").json()
+    rest = site.get("/api/v1/status?limit=30&skip=30").json()
+    assert [sum(len(queue["lanes"]) for queue in page["queues"]) for page in (first, rest)] == [30, 10]
+    assert (first["is_cut"], rest["is_cut"]) == (True, False)
+
+
+def test_a_message_takes_a_bounded_memory_also_where_there_is_none(
+    site: ApiSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.job.write_tables()
+    asked: list[str] = []
+
+    class Noted(DuckDbTables):
+        def __init__(self, snapshots: Sequence[TableSnapshot], *, memory: str = "unbounded") -> None:
+            asked.append(memory)
+            super().__init__(snapshots, memory=memory)
+
+    monkeypatch.setattr(message_rows, "DuckDbTables", Noted)
+    assert site.get("/api/v1/message?topic=orders&queue_id=0&queue_offset=99").status == 400
+    assert asked == [MEMORY, MEMORY]
 
 
 def test_without_the_token_nothing_is_told(site: ApiSite) -> None:
@@ -142,6 +193,10 @@ def test_queues_have_their_positions(site: ApiSite) -> None:
     ("path", "why"),
     [
         ("/api/v1/lanes?limit=501", "<= 500"),
+        ("/api/v1/status?limit=1001", "<= 1000"),
+        ("/api/v1/status?limit=-1", ">= 0"),
+        ("/api/v1/policies?limit=1001", "<= 1000"),
+        ("/api/v1/policies?skip=-1", ">= 0"),
         ("/api/v1/queue?topic=orders&limit=-1", ">= 1"),
         ("/api/v1/lanes?limit=x", "limit"),
         ("/api/v1/lanes?order=size", "Invalid enum value"),
