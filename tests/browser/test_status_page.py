@@ -7,12 +7,18 @@ figure of its start are left in var/browser.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 import pytest
 from playwright.sync_api import expect
 
+from pipelines.cluster.watch.cluster_answers import ClusterAnswers
+from pipelines.control.cluster_report import ClusterReport
+from pipelines.control.page_messages import LanesRequest
+from popstream.wire.base_errors import Invalid
 from tests.browser.status_visit import SCREENSHOTS, Visit
 from tests.support.in_process.api_site import TOKEN, ApiSite
 
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import Browser, Page
+
+    from pipelines.control.messages import Answer, Request
 
     Visits = Callable[..., Visit]
 
@@ -291,11 +299,57 @@ def test_it_says_what_keeps_the_job_from_work_and_that_it_is_away(visits: Visits
     expect(page.locator("#state")).to_have_text("ready")
     site.answers.detach("Kafka does not answer")
     expect(page.locator("#notices")).to_contain_text("Kafka does not answer")
-    expect(page.locator("#state")).to_have_text("problem")
+    expect(page.locator("#state")).to_have_text("not ready")
+    expect(page.locator("#lanes .problem")).to_have_count(0)  # it is said once
     site.answers.attach(site.job)
     expect(page.locator("#state")).to_have_text("ready")
     page.context.set_offline(True)
     expect(page.locator("#state")).to_have_text("no answer")
+
+
+def test_a_view_that_fails_says_so_within_itself_and_the_others_go_on(
+    visits: Visits, site: ApiSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = site.answers.answer
+
+    def without_lanes(request: Request) -> Answer:
+        if isinstance(request, LanesRequest):
+            message = "lanes are not followed here"
+            raise Invalid(message)
+        return answer(request)
+
+    monkeypatch.setattr(site.answers, "answer", without_lanes)
+    page = visits().enter()
+    expect(page.locator("#lanes .problem")).to_have_text("lanes are not followed here")
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#figures")).to_contain_text("Operations per second")
+    page.locator("#views a", has_text="Queues").click()
+    expect(page.locator("#queues tbody tr:nth-child(50)")).to_be_visible()
+    expect(page.locator("#queues .problem")).to_have_count(0)
+    monkeypatch.setattr(site.answers, "answer", answer)
+    page.locator("#views a", has_text="Lanes").click()
+    expect(page.locator("#lanes tbody tr:nth-child(50)")).to_be_visible()
+    expect(page.locator("#lanes .problem")).to_have_count(0)
+
+
+def test_on_a_cluster_it_begins_with_what_its_driver_follows(
+    visits: Visits, site: ApiSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = msgspec.structs.replace(site.job.report(), cluster=ClusterReport(shards=[]), totals=None)
+    session: Any = None
+    watch: Any = SimpleNamespace(
+        report=lambda: report,
+        progress=SimpleNamespace(points=site.answers._history.points, operations_per_s=lambda: 7.0),
+    )
+    driver = ClusterAnswers(session, "/checkpoint", site.job.connection, watch)
+    monkeypatch.setattr(site.answers, "answer", driver.answer)
+    page = visits().enter()
+    expect(page.locator("#batches .curve").first).to_be_visible()
+    expect(page.locator("#views a[aria-current]")).to_have_text("Micro-batches")
+    expect(page.locator("#state")).to_have_text("ready")
+    page.locator("#views a", has_text="Lanes").click()
+    expect(page.locator("#lanes .problem")).to_contain_text("popstream status --checkpoint /checkpoint")
+    expect(page.locator("#state")).to_have_text("ready")
 
 
 def test_a_pause_asks_nothing_more(visits: Visits) -> None:

@@ -19,7 +19,9 @@ const views = {
   letters: new Letters(byId("letters")),
 };
 
-let shown = "lanes";
+// Where an address names no view: a job on a cluster does not follow its lanes.
+let home = "lanes";
+let shown = home;
 let isPaused = false;
 let isOpen = false;
 let timer;
@@ -28,15 +30,20 @@ let latest = 0;
 async function refresh() {
   clearTimeout(timer);
   const turn = ++latest;
-  try {
-    const [status] = await Promise.all([get("status", { limit: 0 }), views[shown].refresh()]);
+  const name = shown;
+  const [status, view] = await Promise.allSettled([get("status", { limit: 0 }), views[name].refresh()]);
+  if (status.reason) {
+    showProblem(status.reason);
+  } else {
+    home = status.value.cluster ? "batches" : "lanes";
     if (!isOpen) open();
-    showStatus(status);
+    showStatus(status.value);
     byId("age").textContent = `as of ${clock(Date.now())}`;
-  } catch (error) {
-    showProblem(error);
+    const isSaid = status.value.not_ready_reasons.includes(view.reason?.message);
+    showViewProblem(name, isSaid ? undefined : view.reason);
   }
-  if (turn === latest && !isPaused && !document.hidden) timer = setTimeout(refresh, EACH_MS);
+  const isOther = isOpen && name !== shown;
+  if (turn === latest && !isPaused && !document.hidden) timer = setTimeout(refresh, isOther ? 0 : EACH_MS);
 }
 
 function open() {
@@ -61,6 +68,24 @@ function showProblem(error) {
   }
   setState(error.status ? "problem" : "no answer", "bad");
   showNotices([[error.message, "bad"]]);
+}
+
+// Within the view that has it: the status, and the other views, go on. No error: what was said before goes.
+function showViewProblem(name, error) {
+  if (error && (!(error instanceof ApiError) || error.status === 401)) {
+    showProblem(error);
+    return;
+  }
+  const section = byId(name);
+  const text = error?.message ?? "";
+  const said = section.querySelector(":scope > .problem");
+  if ((said?.textContent ?? "") === text) return;
+  said?.remove();
+  if (!text) return;
+  const problem = notice(text, "bad");
+  problem.classList.add("problem");
+  problem.setAttribute("role", "alert");
+  section.prepend(problem);
 }
 
 // Only where they have changed: a screen reader reads them out.
@@ -129,7 +154,7 @@ function figures(status) {
 
 function named() {
   const [name, query] = location.hash.slice(1).split("?");
-  return [name in views ? name : "lanes", new URLSearchParams(query ?? "")];
+  return [name in views ? name : home, new URLSearchParams(query ?? "")];
 }
 
 function route() {
@@ -157,7 +182,7 @@ byId("pause").addEventListener("click", () => {
   byId("pause").textContent = isPaused ? "Go on" : "Pause";
   if (!isPaused) refresh();
 });
-addEventListener("unhandledrejection", (event) => showProblem(event.reason));
+addEventListener("unhandledrejection", (event) => showViewProblem(shown, event.reason));
 byId("access").addEventListener("submit", (event) => {
   event.preventDefault();
   rememberToken(byId("token").value.trim());
