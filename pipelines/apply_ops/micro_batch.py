@@ -60,7 +60,7 @@ class MicroBatchReport:
         apply_seq: Number of its last WriteBatch; 0 if it wrote nothing.
         records: Records applied.
         operations: Records that were decided.
-        refused: Rows of `operations` with an error code.
+        refused: By reason, rows of `operations` with an error code.
         rejected: By reason, records that could not be read, lack a valid signature, or are quarantined.
         newest_ms: Timestamp of the newest record.
         touched: Queues whose state was read or changed.
@@ -93,7 +93,7 @@ class MicroBatchReport:
         self.apply_seq = 0
         self.records = 0
         self.operations = 0
-        self.refused = 0
+        self.refused: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.newest_ms = 0
         self.touched: set[QueueState] = set()
@@ -121,7 +121,7 @@ class MicroBatchReport:
         self.records += decided.records
         self.operations += decided.records - len(decided.rejected)
         self.rejected.update(each.row.reason for each in decided.rejected)
-        self.refused += decided.refused
+        self.refused.update(decided.refused)
 
 
 class MicroBatchApplier:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter as CountBy
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -31,6 +32,10 @@ class Totals(msgspec.Struct):
     """Counts since the process started, over all its jobs.
 
     Attributes:
+        refused: Runs of `operations` with an error code.
+        refused_by_reason: These by reason, such as NO_PERMISSION; as many as there are reasons at most.
+        rejected: Records in the table `rejected`.
+        rejected_by_reason: These by reason, such as NOT_SIGNED, likewise.
         first_seq: The apply_seq of the first micro-batch that is counted; 0: none is.
         last_batch_ms: Milliseconds by step.
     """
@@ -39,7 +44,9 @@ class Totals(msgspec.Struct):
     records: int = 0
     operations: int = 0
     refused: int = 0
+    refused_by_reason: dict[str, int] = {}
     rejected: int = 0
+    rejected_by_reason: dict[str, int] = {}
     ticks: int = 0
     first_seq: int = 0
     apply_seq: int = 0
@@ -107,8 +114,11 @@ class Metrics:
             totals.batches += 1
             totals.records += report.records
             totals.operations += report.operations
-            totals.refused += report.refused
+            totals.refused += report.refused.total()
             totals.rejected += report.rejected.total()
+            # New objects: a copy of the totals has those of before, and may be read meanwhile.
+            totals.refused_by_reason = dict(CountBy(totals.refused_by_reason) + report.refused)
+            totals.rejected_by_reason = dict(CountBy(totals.rejected_by_reason) + report.rejected)
             totals.first_seq = totals.first_seq or report.apply_seq
             totals.apply_seq = max(totals.apply_seq, report.apply_seq)
             totals.delta_seq = delta_seq
@@ -122,7 +132,7 @@ class Metrics:
             for step, seconds in report.seconds.items():
                 self._seconds[step] = self._seconds.get(step, 0.0) + seconds
         self._counters[Metric.RECORDS].inc(report.records)
-        self._counters[Metric.REFUSED].inc(report.refused)
+        self._counters[Metric.REFUSED].inc(report.refused.total())
         for reason, count in report.rejected.items():
             self._counters[Metric.REJECTED].labels(reason).inc(count)
         for step, seconds in report.seconds.items():

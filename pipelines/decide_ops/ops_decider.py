@@ -5,6 +5,7 @@ with RocksDB on one machine, `pipelines/cluster` with the state of a Spark clust
 runner decides it, has no effect on decisions.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -69,10 +70,10 @@ class Decided:
         self.ends.update(later.ends)
 
     @property
-    def refused(self) -> int:
-        """Operations with an error code. A pop that found no message has a code, but was not refused."""
+    def refused(self) -> Counter[str]:
+        """Runs with an error code, by reason. A pop that found no message has a code, but was not refused."""
         expected = {0, CODE_OF_REASON[Reason.NO_MESSAGE]}
-        return sum(1 for row in self.decision.operations if row.code not in expected)
+        return Counter(str(row.reason) for row in self.decision.operations if row.code not in expected)
 
     @property
     def rows(self) -> int:

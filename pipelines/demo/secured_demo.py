@@ -1,8 +1,8 @@
 """`make secure-demo`: two tenants on a secured Kafka, what one tries against the other, and a verdict.
 
 ```
-broker: TLS, SCRAM, ACLs ── shop.* ── job of shop: handle keys, admin keys ── tables, metrics ─┐
-                         └─ bank.* ── job of bank: handle keys, admin keys ── tables, metrics ─┴─> verdict
+broker: TLS, SCRAM, ACLs ── shop.* ── job of shop: handle keys, admin keys ── tables, metrics, page ─┐
+                         └─ bank.* ── job of bank: handle keys, admin keys ── tables, metrics, page ─┴─> verdict
 ```
 
 Kafka's ACLs keep the tenants apart (docs/tenants.md); what gets into a log all the same is refused by the keys.
@@ -124,10 +124,11 @@ def _use_and_judge(tenants: list[Tenant], folder: Path, messages: int, view: Vie
     unsigned, foreign = send_unsigned_operations(shop), send_foreign_operations(shop, bank)
     copied_op_id, late_op_id = send_copies(shop)
     flooded = flood(shop, FLOODERS, FLOODER)
-    view.say("waiting for tables and metrics")
+    view.say("waiting for tables, metrics and what the page shows")
     for tenant in tenants:
         tenant.settle()
     metrics = _metrics(shop, refused_counts(len(forged), len(unsigned), len(foreign)))
+    page = shop.refusals()
     commands["forget flooders"] = shop.administer("group", "forget", FLOODERS, shop.topic, key_id=KEY_IDS[1])
     shop.settle()
     view.say("deciding both logs again")
@@ -146,6 +147,7 @@ def _use_and_judge(tenants: list[Tenant], folder: Path, messages: int, view: Vie
         flooding_client=FLOODER,
         flood=flooded,
         metrics=metrics,
+        page=page,
         verified=verified,
         stopped=stopped,
         leaks=[*leaks(tenants, folder)],

@@ -1,4 +1,4 @@
-"""The checks of the secured demo: what answers, tables and metrics of both tenants must show."""
+"""The checks of the secured demo: what answers, tables, metrics and the status page of both tenants must show."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
+from broker_state.audit import RejectReason
 from pipelines.demo.intrusions import COPIES, FLOOD_POPS, Flood
 from pipelines.demo.tenant import GROUP, KEY_IDS, Tenant
 from popstream.wire.answer import Answer
@@ -15,6 +16,13 @@ from popstream.wire.reason import Reason, code_of
 __all__ = ["Found", "claims_of", "leaks", "refused_counts"]
 
 TOPIC_AUTHORIZATION_FAILED = 29
+REASONS = {
+    "forged handles": Reason.NO_PERMISSION.value,
+    "refused pops": Reason.QUOTA_EXCEEDED.value,
+    "unsigned operations": RejectReason.NOT_SIGNED.value,
+    "foreign operations": RejectReason.BAD_SIGNATURE.value,
+}
+"""By which reason the page shows what is counted."""
 
 
 class Found(NamedTuple):
@@ -33,6 +41,7 @@ class Found(NamedTuple):
         flooding_client: The client of the flood.
         flood: The flood.
         metrics: What the metrics show, see `refused_counts`.
+        page: What the status page shows: refusals and rejections by reason.
         verified: By tenant, the exit code of `popstream verify`.
         stopped: By tenant, the exit code of its job.
         leaks: Places of secrets.
@@ -50,13 +59,14 @@ class Found(NamedTuple):
     flooding_client: str
     flood: Flood
     metrics: Mapping[str, float]
+    page: Mapping[str, int]
     verified: Mapping[str, int]
     stopped: Mapping[str, int]
     leaks: Sequence[str]
 
 
 def refused_counts(forged: int, unsigned: int, foreign: int) -> dict[str, int]:
-    """Return what the metrics must show at least, by name; the late copy counts as a foreign operation."""
+    """Return what metrics and page must show at least, by name; the late copy counts as a foreign operation."""
     return {
         "forged handles": forged,
         "unsigned operations": unsigned,
@@ -93,6 +103,9 @@ def _shown(found: Found, name: str) -> Iterator[str]:
     wanted = refused_counts(len(found.forged), len(found.unsigned), len(found.foreign))[name]
     if found.metrics[name] < wanted:
         yield f"the metrics show {found.metrics[name]:.0f} {name}, not {wanted}"
+    reason = REASONS[name]
+    if found.page.get(reason, 0) < wanted:
+        yield f"the page shows {found.page.get(reason, 0)} {name} ({reason}), not {wanted}"
 
 
 def _done(tenants: Sequence[Tenant], found: Found) -> Iterator[str]:

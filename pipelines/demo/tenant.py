@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class Tenant:
         self.name = name
         self.topic = f"{name}.orders"
         self.metrics_port = free_port()
+        self._api_port = free_port()
         self.said: list[str] = []
         """What its commands have printed."""
         self._folder = folder
@@ -67,6 +69,7 @@ class Tenant:
         self._var = var
         self._passwords = {user: secrets.token_hex(16) for user in ("job", "app")}
         self._handle_secret = secrets.token_hex(32)
+        self._api_token = secrets.token_hex(32)
         self._admin_secrets = {key_id: secrets.token_hex(32) for key_id in KEY_IDS}
         self._process: WatchedProcess | None = None
 
@@ -78,7 +81,7 @@ class Tenant:
     @property
     def secrets(self) -> list[str]:
         """All of them; each is in one file."""
-        return [*self._passwords.values(), self._handle_secret, *self._admin_secrets.values()]
+        return [*self._passwords.values(), self._handle_secret, self._api_token, *self._admin_secrets.values()]
 
     @property
     def files_of_secrets(self) -> set[Path]:
@@ -126,6 +129,8 @@ class Tenant:
             "results_partitions": 4,
             "flush_interval_s": 1.0,
             "metrics_port": self.metrics_port,
+            "api_port": self._api_port,
+            "api_token": self._api_token,
             "admin_key_active": KEY_IDS[-1],
         }
         tables = {"handle_keys": {"2030": self._handle_secret}, "admin_keys": self._admin_secrets}
@@ -201,6 +206,26 @@ class Tenant:
             families = text_string_to_metric_families(answer.read().decode())
             samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def refusals(self) -> Counter[str]:
+        """Return by reason what its job has refused and rejected, as its API says to the status page.
+
+        Raises:
+            Unavailable: The API does not answer.
+            Invalid: It does not take the token.
+        """
+        url = f"http://{HOST}:{self._api_port}"
+        api = JobFile(
+            pid=0,
+            bootstrap_servers="",
+            prefix=self.name,
+            folder="",
+            address=url,
+            token=self._api_token,
+            started_at=0.0,
+        )
+        totals = ask(api, StatusRequest(limit=0), Status).totals
+        return Counter() if totals is None else Counter(totals.refused_by_reason) + Counter(totals.rejected_by_reason)
 
     def stop(self) -> int:
         """Stop its job, and return the exit code; kill it if it does not end."""

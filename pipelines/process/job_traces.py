@@ -62,7 +62,7 @@ class JobTraces:
         facts: dict[str, Fact] = {
             "records": report.records,
             "operations": report.operations,
-            "refused": report.refused,
+            "refused": report.refused.total(),
             "rejected": report.rejected.total(),
             "queues": len(report.touched),
             "state_epoch": after.state_epoch,

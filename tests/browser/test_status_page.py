@@ -152,6 +152,13 @@ def test_it_says_who_owns_the_prefix_since_when_and_from_whom(visits: Visits) ->
     expect(page.locator("#state")).to_have_text("ready")
 
 
+def test_it_says_what_was_refused_by_reason(visits: Visits) -> None:
+    """Operations that may not be sent are no unreadable records."""
+    figures = visits().enter().locator("#figures > div")
+    expect(figures.filter(has_text="Refused")).to_contain_text("QUOTA_EXCEEDED 8")
+    expect(figures.filter(has_text="Rejected")).to_contain_text("NOT_SIGNED 3")
+
+
 def test_lanes_come_by_the_page_and_are_searched_by_the_job(visits: Visits) -> None:
     page = visits().enter()
     pager = page.locator("#lanes .pager")

@@ -3,13 +3,14 @@
 import { ApiError, get, hasToken, rememberToken } from "./api.js";
 import { Batches } from "./batches.js";
 import { element, notice } from "./dom.js";
-import { bytes, clock, count, decimal, duration, moment } from "./format.js";
+import { bytes, clock, count, counted, decimal, duration, moment } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { Letters } from "./letters.js";
 import { Message } from "./message.js";
 import { Queues } from "./queues.js";
 
 const EACH_MS = 2000;
+const REASONS_SHOWN = 6;
 const byId = (id) => document.getElementById(id);
 const views = {
   lanes: new Lanes(byId("lanes")),
@@ -144,12 +145,21 @@ function figures(status) {
     ["Last micro-batch", steps.length ? `${decimal(steps.reduce((sum, ms) => sum + ms, 0))} ms` : "none", totals.last_batch_at ? `${duration(Date.now() - totals.last_batch_at * 1000)} ago` : ""],
     ["Not in Delta yet", count(Math.max(0, status.apply_seq - (status.delta_seq ?? 0))), "micro-batches"],
     ["Outbox", bytes(status.outbox_bytes ?? 0), "decided and not delivered"],
-    ["Refused", count(totals.refused), `${count(totals.rejected)} records unreadable`],
+    ["Refused", count(totals.refused), byReason(totals.refused_by_reason, "offset runs, since the start")],
+    ["Rejected", count(totals.rejected), byReason(totals.rejected_by_reason, "records, since the start")],
     ...(builder ? [["Messages to index", count(builder.behind), `in ${count(builder.queues)} queues`]] : []),
   ];
   return found.map(([name, value, more]) =>
     element("div", {}, element("dt", {}, name), element("dd", { class: "value" }, value), element("dd", { class: "dim small" }, more)),
   );
+}
+
+// The job has a few dozen reasons at most: the most frequent ones, and how many others there are.
+function byReason(counts, none) {
+  const found = Object.entries(counts ?? {}).sort(([, one], [, other]) => other - one);
+  if (!found.length) return none;
+  const more = found.length > REASONS_SHOWN ? [`${counted(found.length - REASONS_SHOWN, "more reason")}`] : [];
+  return [...found.slice(0, REASONS_SHOWN).map(([reason, number]) => `${reason} ${count(number)}`), ...more].join(", ");
 }
 
 function named() {

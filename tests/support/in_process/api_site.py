@@ -238,7 +238,8 @@ class ApiSite:
             )
             report.apply_seq = number + 1
             report.records = report.operations = 900 + 400 * (number % 90) // 90 + 37 * (number % 11)
-            report.refused = number % 40 == 0
+            report.refused["QUOTA_EXCEEDED"] = number % 40 == 0
+            report.rejected["NOT_SIGNED"] = number % 100 == 0
             steps = {"fetch": 4, "decode": 3, "order": 1, "prefetch": 6, "decide": 21, "write": 9, "publish": 5}
             for step, ms in steps.items():
                 report.lap.part(step).seconds = (ms + number % 7 / 2) / 1000

@@ -85,6 +85,25 @@ def test_the_table_of_metrics_is_current() -> None:
     assert page == with_metrics_table(page), "run: python -m pipelines.control.metrics_reference docs/monitoring.md"
 
 
+def test_refusals_are_counted_by_reason_and_an_earlier_answer_keeps_its_counts(tmp_path: Path) -> None:
+    metrics = Metrics()
+    with RocksStore(tmp_path / "state") as store:
+        report = report_of(1)
+        report.refused.update({"NO_PERMISSION": 2, "QUOTA_EXCEEDED": 1})
+        report.rejected.update({"NOT_SIGNED": 3})
+        metrics.record(report, Outbox(store), 1)
+        before = metrics.totals()
+        metrics.record(report, Outbox(store), 1)
+    now = metrics.totals()
+    assert (before.refused_by_reason, before.rejected_by_reason) == (
+        {"NO_PERMISSION": 2, "QUOTA_EXCEEDED": 1},
+        {"NOT_SIGNED": 3},
+    )
+    assert (now.refused, now.refused_by_reason) == (6, {"NO_PERMISSION": 4, "QUOTA_EXCEEDED": 2})
+    assert (now.rejected, now.rejected_by_reason) == (6, {"NOT_SIGNED": 6})
+    assert metrics.registry.get_sample_value("popstream_refused_total") == 6
+
+
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="no marks"):
         with_metrics_table("# A page\n")

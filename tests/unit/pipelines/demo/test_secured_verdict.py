@@ -14,7 +14,7 @@ import pytest
 
 from pipelines.demo.checks import checks_of
 from pipelines.demo.intrusions import COPIES, FLOOD_POPS, Flood
-from pipelines.demo.secured_verdict import Found, claims_of, leaks, refused_counts
+from pipelines.demo.secured_verdict import REASONS, Found, claims_of, leaks, refused_counts
 from pipelines.demo.tenant import GROUP
 from popstream.wire.answer import Answer
 from popstream.wire.reason import Reason, code_of
@@ -84,6 +84,7 @@ def good_run() -> tuple[list[Any], dict[str, Any]]:
         "flooding_client": "c",
         "flood": Flood([answer("pop", "pop", Reason.OK, applied=True), *[refused] * (FLOOD_POPS - 1)], 1),
         "metrics": {name: float(count) for name, count in refused_counts(1, 1, 1).items()},
+        "page": {REASONS[name]: count for name, count in refused_counts(1, 1, 1).items()},
         "verified": {"shop": 0, "bank": 0},
         "stopped": {"shop": 0, "bank": 0},
         "leaks": [],
@@ -134,9 +135,14 @@ def test_what_goes_wrong_fails_its_check(change: dict[str, Any], check: str) -> 
         ("refused pops", FLOODED),
     ],
 )
-def test_what_the_metrics_do_not_show_fails_its_check(name: str, check: str) -> None:
+def test_what_metrics_or_page_do_not_show_fails_its_check(name: str, check: str) -> None:
     tenants, found = good_run()
     found["metrics"][name] -= 1
+    assert failed(tenants, found) == {check}
+    tenants, found = good_run()
+    found["page"][REASONS[name]] -= 1
+    assert failed(tenants, found) == {check}
+    del found["page"][REASONS[name]]
     assert failed(tenants, found) == {check}
 
 
