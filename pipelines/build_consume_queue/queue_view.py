@@ -52,7 +52,7 @@ class QueueRequest(ControlRequest, frozen=True, kw_only=True, tag="queue"):
     message_offset: int | None = None
     time_ms: int | None = None
     key_hash: int | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1)] = 10
+    limit: Annotated[int, msgspec.Meta(ge=1, le=SHOWN_MAX)] = 10
 
 
 class BuilderStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +172,6 @@ def _view(
 ) -> ConsumeQueueView:
     get = reader_of(builder_store, queue)
     decided = load_queue(Overlay(state.frozen()), *queue)
-    limit = min(request.limit, SHOWN_MAX)
     return ConsumeQueueView(
         topic=queue[0],
         queue_id=queue[1],
@@ -185,16 +184,16 @@ def _view(
         unit_count=record.unit_count,
         message_count=record.message_count,
         hole_count=record.end_offset - record.start_offset - record.unit_count,
-        holes=list(islice(holes(record, get, record.start_offset, record.end_offset), limit)),
+        holes=list(islice(holes(record, get, record.start_offset, record.end_offset), request.limit)),
         commit_position=None if decided is None else decided.record.commit_position,
         log_end=log_end,
         problem=problem,
         forgotten_ids=read_id_counts(builder_store, queue).forgotten_early,
-        found=list(_search(record, get, request, limit)),
+        found=list(_search(record, get, request)),
     )
 
 
-def _search(record: ConsumeQueue, get: Get, request: QueueRequest, limit: int) -> Iterator[FoundUnit]:
+def _search(record: ConsumeQueue, get: Get, request: QueueRequest) -> Iterator[FoundUnit]:
     if request.queue_offset is not None:
         unit = unit_at_or_after(record, get, request.queue_offset)
         yield _result("at or after the offset", unit)
@@ -204,7 +203,7 @@ def _search(record: ConsumeQueue, get: Get, request: QueueRequest, limit: int) -
         yield _result("first since the time", first_unit_since(record, get, request.time_ms) or "no unit is that new")
         yield _result("last until the time", last_unit_until(record, get, request.time_ms) or "no unit is that old")
     if request.key_hash is not None:
-        units = list(islice(units_with_key(record, get, request.key_hash), limit))
+        units = list(islice(units_with_key(record, get, request.key_hash), request.limit))
         yield from (FoundUnit("with the key", unit) for unit in units)
         if not units:
             why = "no unit has it as key, or inside as key or message id; ids of plain records are not indexed"

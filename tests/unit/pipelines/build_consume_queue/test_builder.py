@@ -227,7 +227,7 @@ def test_a_search_for_a_message_id_says_that_ids_of_plain_records_are_not_indexe
     lab.builder.update_topics(topic(), {TOPIC: "batch"})
     lab.builder.append({QUEUE: scan(0, 3)})
     request = QueueRequest(topic=TOPIC, key_hash=key_hash(b"a1b2c3d4e5f6-0"))
-    (found,) = queue_view._search(lab.builder.queues[QUEUE], lab.builder.get(QUEUE), request, 10)
+    (found,) = queue_view._search(lab.builder.queues[QUEUE], lab.builder.get(QUEUE), request)
     assert (found.unit, "ids of plain records are not indexed" in found.why) == (None, True)
 
 

@@ -198,6 +198,7 @@ def test_queues_have_their_positions(site: ApiSite) -> None:
         ("/api/v1/policies?limit=1001", "<= 1000"),
         ("/api/v1/policies?skip=-1", ">= 0"),
         ("/api/v1/queue?topic=orders&limit=-1", ">= 1"),
+        ("/api/v1/queue?topic=orders&limit=1001", "<= 1000"),
         ("/api/v1/lanes?limit=x", "limit"),
         ("/api/v1/lanes?order=size", "Invalid enum value"),
         ("/api/v1/lanes?colour=red", "no parameter colour, only search, order, skip, limit"),
@@ -324,6 +325,13 @@ def test_answers_are_as_the_document_describes_them(site: ApiSite) -> None:
         parameters = {parameter["name"]: parameter for parameter in operation["parameters"]}
         assert given <= set(parameters)
         assert all(parameter["description"] for parameter in parameters.values() if path != "/api/v1/queue"), path
+    limits = {
+        path.rpartition("/")[2]: parameter["schema"]["maximum"]
+        for path, methods in document["paths"].items()
+        for parameter in methods.get("get", {}).get("parameters", [])
+        if parameter["name"] == "limit"
+    }
+    assert limits == {"status": 1000, "policies": 1000, "queue": 1000, "lanes": 500, "queues": 500, "dead-letters": 500}
     body = document["paths"]["/api/v1/redrive"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"to": "nobody"}, {**body, "components": document["components"]})
