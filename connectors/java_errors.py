@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 
-__all__ = ["first_line", "java_text"]
+__all__ = ["JVM_ERRORS", "first_line", "java_text"]
+
+JVM_ERRORS: Final = (Py4JError, ConnectionRefusedError)
+"""What a call into a JVM raises. The second one: the JVM has ended, and py4j connects anew for the call."""
 
 _LINE_MAX: Final = 500
 

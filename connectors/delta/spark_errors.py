@@ -15,12 +15,11 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from connectors.delta.damage import damaged_data_file, size_problem
 from connectors.delta.log.table_log import checkpoint_damage, read_data_files
-from connectors.java_errors import first_line, java_text
+from connectors.java_errors import JVM_ERRORS, first_line, java_text
 from popstream.wire.base_errors import Corrupt, PopstreamError
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPARK_ERRORS", "SparkError", "damage_in", "require_undamaged", "spark_errors_kept", "spark_text"]
 
-SPARK_ERRORS: Final = (PySparkException, Py4JError)
+SPARK_ERRORS: Final = (PySparkException, *JVM_ERRORS)
 
 _FILE_ERROR: Final = re.compile(r"READ_FILE|FileNotFound|no such file|parquet|checksum|corrupt|compress", re.IGNORECASE)
 """In the text of an error that may come from the content of a file."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
 
-from connectors.java_errors import first_line
+from connectors.java_errors import JVM_ERRORS, first_line
 from popstream.wire.base_errors import Unavailable
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class NewFile:
         """Begin it; nothing is visible yet, except on file systems that create it now."""
         self._url = url
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
-        path = jvm.org.apache.hadoop.fs.Path(url)
         try:
+            path = jvm.org.apache.hadoop.fs.Path(url)
             configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - as above
             builder = path.getFileSystem(configuration).createFile(path).overwrite(False).recursive()
             # An option that a file system does not know is ignored.
             self._stream: Any = builder.opt(_CONDITIONAL, True).build()
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             if not _is_lost(error):
                 raise self._unreachable(error) from error
             self._stream = None
@@ -63,15 +63,15 @@ class NewFile:
         try:
             stream.write(bytearray(content))
             stream.close()
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             if _is_lost(error):
                 return False
             raise self._unreachable(error) from error
         return True
 
-    def _unreachable(self, error: Py4JJavaError) -> Unavailable:
+    def _unreachable(self, error: BaseException) -> Unavailable:
         return Unavailable(f"{self._url} cannot be written: {first_line(error)}", subject=self._url)
 
 
-def _is_lost(error: Py4JJavaError) -> bool:
-    return error.java_exception.getClass().getName() in {*_EXISTS, _CHANGED}
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, Py4JJavaError) and error.java_exception.getClass().getName() in {*_EXISTS, _CHANGED}

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from checkpoints.prefix_owner import Owner
+from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
 from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
@@ -159,7 +160,10 @@ class ClusterJob:
         What a micro-batch has begun and not committed, the next start repeats.
         """
         self._end.is_stopping = True
-        self._stack.close()
+        try:
+            self._stack.close()
+        except SPARK_ERRORS as error:  # the queries have ended with their JVM
+            _log.warning("queries_not_stopped", error=spark_text(error))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended. False: it still runs after `timeout_s`."""

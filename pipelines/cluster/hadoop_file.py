@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from connectors.java_errors import first_line
+from connectors.java_errors import JVM_ERRORS, first_line
 from connectors.spark_cluster.new_file import NewFile
 from popstream.wire.base_errors import Unavailable
 
@@ -29,18 +28,21 @@ class HadoopFile:
         self._spark = spark
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
         self._jvm = jvm
-        self._jvm_path = jvm.org.apache.hadoop.fs.Path
-        self._path = self._jvm_path(url)
         try:
+            self._jvm_path = jvm.org.apache.hadoop.fs.Path
+            self._path = self._jvm_path(url)
             self._file_system = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             raise self._unreachable(error) from error
 
     @property
     def qualified(self) -> tuple[str, str]:
         """(scheme, path), with the scheme that Hadoop takes if the URL has none."""
-        url = self._file_system.makeQualified(self._path).toUri()
-        return str(url.getScheme()), str(url.getPath())
+        try:
+            url = self._file_system.makeQualified(self._path).toUri()
+            return str(url.getScheme()), str(url.getPath())
+        except JVM_ERRORS as error:
+            raise self._unreachable(error) from error
 
     def read(self) -> bytes | None:
         """Return the content; None: there is no such file."""
@@ -52,7 +54,7 @@ class HadoopFile:
                 return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
             finally:
                 stream.close()
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             raise self._unreachable(error) from error
 
     def write(self, content: bytes, *, overwrite: bool = True) -> None:
@@ -76,7 +78,7 @@ class HadoopFile:
                 stream.write(content)
             finally:
                 stream.close()
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             raise self._unreachable(error) from error
 
     def names(self) -> list[str]:
@@ -85,7 +87,7 @@ class HadoopFile:
             if not self._file_system.exists(self._path):
                 return []
             return [str(found.getPath().getName()) for found in self._file_system.listStatus(self._path)]
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             raise self._unreachable(error) from error
 
     def copy_to(self, folder: Path, *, without: str = "") -> None:
@@ -103,15 +105,15 @@ class HadoopFile:
                     # Raw: without the checksum files that Hadoop puts beside files on a local disk.
                     target = self._jvm_path(str(folder / name))
                     self._file_system.copyToLocalFile(False, found.getPath(), target, True)
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             raise self._unreachable(error) from error
 
     def delete(self) -> None:
         """Delete the file, if it exists."""
         try:
             self._file_system.delete(self._path, False)
-        except Py4JJavaError as error:
+        except JVM_ERRORS as error:
             raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Py4JJavaError) -> Unavailable:
+    def _unreachable(self, error: BaseException) -> Unavailable:
         return Unavailable(f"{self.url} cannot be reached: {first_line(error)}", subject=self.url)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError, Py4JJavaError
 
 
@@ -33,3 +35,11 @@ def ended_java_error() -> Py4JJavaError:
     error = java_error("")
     error.java_exception = Ended()
     return error
+
+
+def ended_jvm() -> ClientServer:
+    """Return py4j's gateway to a JVM that has ended: its port refuses connections."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return ClientServer(JavaParameters(port=port), PythonParameters(port=0, eager_load=False))

@@ -35,7 +35,7 @@ class Session:
 
     def stop(self) -> None:
         message = "the JVM has ended"
-        raise Py4JNetworkError(message)
+        raise ConnectionRefusedError(message)
 
 
 class Job:
@@ -75,6 +75,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 ERRORS = [
     (Py4JNetworkError("Connection refused"), "popstream: the job cannot start: Spark failed (Py4JNetworkError)"),
+    (ConnectionRefusedError(), "popstream: the job cannot start: Spark failed (ConnectionRefusedError)"),
     (KafkaTimeoutError(), "popstream: the job cannot start: Kafka does not do what is asked (KafkaTimeoutError"),
 ]
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import pytest
+from py4j.java_gateway import JavaObject
 
+from connectors.spark_cluster.new_file import NewFile
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Unavailable
-from tests.support.java_error import ended_java_error, java_error
+from tests.support.java_error import ended_java_error, ended_jvm, java_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from py4j.protocol import Py4JJavaError
 
 
@@ -29,3 +34,30 @@ def test_a_place_that_cannot_be_reached_is_named(error: Py4JJavaError, reason: s
     with pytest.raises(Unavailable) as raised:
         HadoopFile(spark, "s3a://bucket/state")
     assert raised.value.message == f"s3a://bucket/state cannot be reached: {reason}"
+
+
+@pytest.mark.parametrize("opened", [HadoopFile, NewFile])
+def test_a_place_cannot_be_reached_once_the_jvm_has_ended(opened: type[HadoopFile | NewFile]) -> None:
+    spark: Any = MagicMock()
+    spark._jvm = ended_jvm().jvm
+    with pytest.raises(Unavailable, match=r"s3a://bucket/state cannot be .*: \[Errno \d+\] Connection refused"):
+        opened(spark, "s3a://bucket/state")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda file: file.read(),
+        lambda file: file.names(),
+        lambda file: file.delete(),
+        lambda file: file.qualified,
+        lambda file: file.write(b""),
+        lambda file: file.copy_to(Path()),
+    ],
+    ids=["read", "names", "delete", "qualified", "write", "copy_to"],
+)
+def test_so_it_cannot_when_the_jvm_ends_later(use: Callable[[HadoopFile], object]) -> None:
+    file = HadoopFile(MagicMock(), "s3a://bucket/state")
+    file._file_system = file._path = JavaObject("o1", ended_jvm()._gateway_client)
+    with pytest.raises(Unavailable, match="s3a://bucket/state cannot be reached"):
+        use(file)
