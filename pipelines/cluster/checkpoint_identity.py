@@ -147,7 +147,8 @@ def owned_identity(
 ) -> CheckpointIdentity:
     """Return the identity of a checkpoint whose job owns the prefix; a new one is made, and stored once it does.
 
-    A job that was refused leaves nothing, as another one decides meanwhile: a later start begins after that.
+    A job that was refused leaves nothing, as another one decides meanwhile: a later start begins after that. The
+    caller names the identity as the owner's only once it is returned: if it cannot be stored, no state has it.
 
     Args:
         spark: A session.

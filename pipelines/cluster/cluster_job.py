@@ -185,6 +185,8 @@ class ClusterJob:
             take=functools.partial(self._take_prefix, ownership),
             begins=lambda: begins_now(self.connection, prefix),
         )
+        # Once it is stored: a checkpoint that cannot be written would leave the prefix to a state that nobody has.
+        self._state_epoch = identity.state_epoch
         guard = OwnershipGuard(lambda: ownership.valid_for_s, self._lose, prefix)
         guard.start()
         self._stack.callback(guard.stop)
@@ -312,7 +314,6 @@ class ClusterJob:
         )
 
     def _take_prefix(self, ownership: PrefixOwnership, identity: CheckpointIdentity) -> None:
-        self._state_epoch = identity.state_epoch
         self._stack.callback(ownership.release)
         ownership.take(identity.epochs, take_over=self._take_over)
 

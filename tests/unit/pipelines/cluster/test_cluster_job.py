@@ -2,25 +2,119 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from py4j.java_gateway import JavaObject
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.spark_errors import SparkError
+from connectors.kafka.owner_log import LastRecord
+from connectors.kafka.topic_admin import TopicFacts
+from pipelines.cluster import checkpoint_identity, cluster_job
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.job_settings import JobSettings
+from pipelines.process.prefix_ownership import PrefixOwnership
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Invalid, Unavailable
 from tests.support.java_error import ended_jvm
 
+if TYPE_CHECKING:
+    from checkpoints.prefix_owner import Owner
+    from pipelines.cluster.checkpoint_identity import CheckpointIdentity
+
 NO_SPARK = cast("Any", None)
+OPS = TopicFacts("p.ops", "T", 4)
+
+
+class Records(list["Owner"]):
+    """The topic with the owner of a prefix, as jobs see it that start one after the other (`OwnerRecords`)."""
+
+    is_open = True
+
+    def last(self) -> LastRecord[Owner] | None:
+        return LastRecord(len(self) - 1, self[-1]) if self else None
+
+    def open_for_writing(self) -> None:
+        """Fence nobody."""
+
+    def write(self, value: Owner) -> None:
+        self.append(value)
+
+    def close(self) -> None:
+        """Stay."""
+
+
+class Checkpoints(dict[str, bytes]):
+    """The files of checkpoints (`HadoopFile`); those in `full` cannot be written."""
+
+    full: str = ""
+
+    def file(self, _: object, url: str) -> Any:
+        files = self
+
+        class File:
+            def __init__(self) -> None:
+                self.url = url
+
+            def read(self) -> bytes | None:
+                return files.get(url)
+
+            def write(self, content: bytes, *, overwrite: bool) -> None:
+                assert not overwrite
+                if files.full and url.startswith(files.full):
+                    message = f"{url} cannot be written: no space left"
+                    raise Unavailable(message)
+                files[url] = content
+
+        return File()
 
 
 @pytest.fixture
 def job() -> ClusterJob:
-    cluster = ClusterSettings(checkpoint="/state", tables="/tables")
+    return new_job("/state")
+
+
+def new_job(checkpoint: str) -> ClusterJob:
+    cluster = ClusterSettings(checkpoint=checkpoint, tables="/tables")
     return ClusterJob(JobSettings(topic_prefix="p"), cluster, KafkaConnection("kafka:9092"), NO_SPARK)
+
+
+def take(records: Records, checkpoint: str) -> CheckpointIdentity:
+    """Take the prefix as a job that starts with a checkpoint does, and stop."""
+    job = new_job(checkpoint)
+    ownership = PrefixOwnership(
+        "p",
+        records,
+        folder=checkpoint,
+        place=f"place of driver {len(records)}",
+        ops_topic_id=OPS.topic_id,
+        state_epoch=lambda: job._state_epoch,
+        on_failure=job._lose,
+    )
+    try:
+        return job._owned_identity(OPS, ownership)
+    finally:
+        job.stop()
+
+
+def test_a_first_start_that_cannot_write_its_checkpoint_leaves_the_prefix_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records, checkpoints = Records(), Checkpoints()
+    checkpoints.full = "/full"
+    monkeypatch.setattr(checkpoint_identity, "HadoopFile", checkpoints.file)
+    monkeypatch.setattr(cluster_job, "begins_now", lambda *_: {})
+    with pytest.raises(Unavailable, match=r"/full/popstream\.json cannot be written"):
+        take(records, "/full")
+    assert (records[-1].state_epoch, records[-1].ended) == ("", True)
+    checkpoints.full = ""
+    begun = take(records, "/full")
+    assert records[-1].state_epoch == begun.state_epoch
+    with pytest.raises(Invalid, match="belongs to another state"):
+        take(records, "/other")
+    assert records[-1].state_epoch == begun.state_epoch
+    assert take(records, "/full") == begun
 
 
 def test_a_job_whose_jvm_has_ended_stops_and_says_what_ended_it(job: ClusterJob) -> None:
