@@ -1,6 +1,7 @@
 """The window of op_ids of one shard, in chunks: what a micro-batch writes is a few values, not one for each operation.
 
-    index    chunk u64  ->  WindowIndex: hashes of the keys that were put, and of those that were deleted
+    index    chunk u64  ->  WindowIndex: hashes of the keys that were put, and of those that were deleted, the latter of
+                            at most CHUNK_BYTES; a chunk may have deletes alone
     values   chunk u64  ->  MessagePack list of (key, value), at most CHUNK_BYTES unless one value is longer
 
 Nearly every op_id is new, which the hashes in memory say without a call. A chunk is read for a repeated op_id, and once
@@ -10,6 +11,7 @@ of date, as of queues where nothing happens any more, moves to the newest one.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -144,11 +146,11 @@ class WindowChunks:
         self._drop_old(newest_ms)
 
     def _store(self, puts: _Pairs, deleted: Sequence[bytes], newest_ms: int) -> None:
-        gone = hashes_of(deleted, self._seed).tobytes()
-        parts = [*bounded_lists(puts, lambda pair: len(pair[0]) + len(pair[1]), CHUNK_BYTES)]
-        for part in parts or [[]]:  # deletes alone need a chunk, too
-            stored = WindowIndex(newest_ms, hashes_of([key for key, _ in part], self._seed).tobytes(), gone)
-            gone = b""
+        parts = bounded_lists(puts, lambda pair: len(pair[0]) + len(pair[1]), CHUNK_BYTES)
+        deletes = bounded_lists(deleted, lambda _: HASH_BYTES, CHUNK_BYTES)
+        for part, gone in zip_longest(parts, deletes, fillvalue=()):
+            put = hashes_of([key for key, _ in part], self._seed)
+            stored = WindowIndex(newest_ms, put.tobytes(), hashes_of(gone, self._seed).tobytes())
             number = self.end
             self.end += 1
             name = _name(number)

@@ -59,3 +59,15 @@ def test_a_queue_where_nothing_happens_any_more_keeps_no_old_chunks() -> None:
         window.write([(b"of a busy one", b"%d" % minute)], minute * 60_000)
     assert window.get(b"of an idle queue") == b"kept"
     assert window.end - window.first < 15
+
+
+def test_no_value_grows_with_the_deletes_of_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_chunks, "CHUNK_BYTES", 640)
+    index, values = MemoryMap(), MemoryMap()
+    keys = [b"%d" % number for number in range(500)]
+    opened(index, values).write([(key, b"answer") for key in keys], 0)
+    window = opened(index, values, 1, len(index) + 1)
+    window.write([*((key, None) for key in keys[:400]), (b"new", b"answer")], 0)
+    assert max(len(WindowIndex.decode(value).deleted) for _, value in index.items()) == 640
+    again = opened(index, values, window.first, window.end)
+    assert again.get_many([*keys, b"new"]) == [*[None] * 400, *[b"answer"] * 101]
