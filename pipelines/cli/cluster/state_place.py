@@ -51,32 +51,38 @@ class StatePlace(NamedTuple):
 
 
 @contextlib.contextmanager
-def state_place(settings: JobSettings, checkpoint: str, var: Path) -> Iterator[StatePlace]:
+def state_place(
+    settings: JobSettings, checkpoint: str, var: Path, *, tables: str | None = None
+) -> Iterator[StatePlace]:
     """Reach the log of a job, and start a Spark that reaches its state.
 
     Args:
         settings: Of the job; they name its Kafka.
         checkpoint: Path or URL of the state; it need not exist.
         var: The folder with the jars.
+        tables: Path or URL of the tables, if they are read, too.
 
     Raises:
         Invalid: There is no such ops topic.
         Unavailable: Kafka does not answer.
         SparkError: Spark failed, in the block too.
     """
-    with the_kafka_of(settings, var) as connection, cluster_spark(settings, checkpoint, var) as spark:
+    with the_kafka_of(settings, var) as connection, cluster_spark(settings, checkpoint, var, tables=tables) as spark:
         ops = ops_topic_of(connection, settings.topic_prefix, advice="name the prefix of the job with --prefix")
         yield StatePlace(connection, ops, found_log(connection, ops), spark, checkpoint)
 
 
 @contextlib.contextmanager
-def cluster_spark(settings: JobSettings, checkpoint: str, var: Path) -> Iterator[SparkSession]:
-    """Start a Spark on this machine, with the state store of a cluster.
+def cluster_spark(
+    settings: JobSettings, checkpoint: str, var: Path, *, tables: str | None = None
+) -> Iterator[SparkSession]:
+    """Start a Spark on this machine, with the state store of a cluster. It reaches the state and the named tables.
 
     Raises:
         SparkError: Spark failed, in the block too.
     """
-    found = [*spark_jars(var.absolute()), *(s3_jars(var.absolute()) if is_on_s3(checkpoint) else ())]
+    needs_s3 = is_on_s3(checkpoint) or is_on_s3(tables or "")
+    found = [*spark_jars(var.absolute()), *(s3_jars(var.absolute()) if needs_s3 else ())]
 
     def started(conf: dict[str, str]) -> SparkSession:
         own = {

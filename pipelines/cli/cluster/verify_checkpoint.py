@@ -69,7 +69,7 @@ def run_verify_checkpoint(
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir()
         snapshots: Snapshots = snapshots_of(settings)
-        with state_place(settings, checkpoint, var) as place:
+        with state_place(settings, checkpoint, var, tables=tables) as place:
             identity = place.identity(settings.topic_prefix)
             read = Checkpoint(place.spark, checkpoint, identity, place.log)
             with owned(settings, place, identity.epochs), working("copying the state"):
