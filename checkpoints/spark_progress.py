@@ -8,6 +8,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,8 +22,11 @@ __all__ = [
     "planned_end",
     "planned_ends",
     "planned_offsets",
+    "planned_partitions",
     "query_id",
 ]
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class SparkPlans:
@@ -93,6 +97,30 @@ def planned_offsets(text: str) -> dict[str, dict[int, int]]:
         return msgspec.json.decode(text.splitlines()[2], type=dict[str, dict[int, int]])
     except (IndexError, *DECODE_ERRORS) as error:
         message = f"no offsets of Kafka: {error}"
+        raise ValueError(message) from error
+
+
+def planned_partitions(text: str) -> int:
+    r"""Return into how many partitions the state of a query is divided, by a file of Spark's offset log.
+
+    >>> planned_partitions('v1\n{"batchWatermarkMs":0,"conf":{"spark.sql.shuffle.partitions":"8"}}\n{}')
+    8
+
+    Raises:
+        ValueError: It does not say so.
+    """
+    try:
+        return int(_facts_of_plan(text)["conf"][_PARTITIONS])
+    except (KeyError, TypeError) as error:
+        message = f"no number of partitions: {error!r}"
+        raise ValueError(message) from error
+
+
+def _facts_of_plan(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text.splitlines()[1], type=dict[str, Any])
+    except (IndexError, *DECODE_ERRORS) as error:
+        message = f"no plan of Spark: {error}"
         raise ValueError(message) from error
 
 

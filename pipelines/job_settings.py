@@ -252,7 +252,11 @@ class JobSettings(BaseSettings):
     )
     driver_memory: str = Field(default="1g", description="heap of Spark's JVM")
     executors: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=2, description="on a cluster: executors; more: more partitions of the ops topic are decided at once"
+        default=2,
+        description=(
+            "on a cluster: executors; more: more partitions of the ops topic are decided at once, but no more than the"
+            " state has, which are as many as there were cores at the first start, or as `popstream rescale` says"
+        ),
     )
     executor_cores: Annotated[int, Field(ge=1, le=64)] = Field(
         default=1,

@@ -35,6 +35,7 @@ from pipelines.cluster.migration.stored_state import rows_of_checkpoint
 from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.queues.message_queues import MessageQueues
+from pipelines.cluster.state_partitions import require_rescaled, state_partitions
 from pipelines.cluster.watch.cluster_answers import ClusterAnswers
 from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
 from pipelines.cluster.watch.driver_watch import DriverWatch
@@ -227,13 +228,14 @@ class ClusterJob:
         internal: Mapping[str, TopicFacts],
     ) -> None:
         deciding = decide_checkpoint(self.cluster.checkpoint)
+        partitions = self._state_partitions(deciding)
         noted = noted_batch(self._spark, deciding, committed.batch_id)
         cores = min(self.cluster.tasks, CORES_COUNTED_MAX)
         self._watch(
             start_decide_query(
                 self._spark,
                 self.connection,
-                self._shard_settings(identity, results.partition_count, noted),
+                self._shard_settings(identity, results.partition_count, partitions, noted),
                 prefix=self.settings.topic_prefix,
                 audit_partitions=identity.audit_partitions or internal[self.internal.audit].partition_count,
                 state_epoch=identity.state_epoch,
@@ -285,10 +287,25 @@ class ClusterJob:
         self._end.fail_unless_stopping(error)
         self._queries.stop_at_once()
 
+    def _state_partitions(self, deciding: str) -> int:
+        """Return into how many partitions the state is divided; a new one as the session says.
+
+        Raises:
+            Invalid: A rescale was interrupted.
+        """
+        found = state_partitions(self._spark, deciding)
+        if found is None:
+            return int(self._spark.conf.get("spark.sql.shuffle.partitions") or self.cluster.tasks)
+        require_rescaled(found, self.cluster.checkpoint)
+        if found.partitions < self.cluster.tasks:
+            how = f"stop the job, and run `popstream rescale --partitions {self.cluster.tasks}`"
+            _log.warning("cores_without_state", partitions=found.partitions, cores=self.cluster.tasks, to_use_all=how)
+        return found.partitions
+
     def _shard_settings(
-        self, identity: CheckpointIdentity, results_partitions: int, noted: int | None
+        self, identity: CheckpointIdentity, results_partitions: int, partitions: int, noted: int | None
     ) -> ShardSettings:
-        shards_per_task = -(-identity.ops_partitions // self.cluster.tasks)
+        shards_per_task = -(-identity.ops_partitions // min(self.cluster.tasks, partitions))
         return ShardSettings(
             run_id=uuid.uuid4().hex,
             ops_partitions=identity.ops_partitions,

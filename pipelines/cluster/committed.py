@@ -9,7 +9,7 @@ from checkpoints.spark_progress import planned_offsets
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt
 
-__all__ = ["Committed", "is_committed", "last_committed"]
+__all__ = ["Committed", "batches_in", "is_committed", "last_committed"]
 
 
 class Committed(NamedTuple):
@@ -54,7 +54,7 @@ def last_committed(spark: SparkSession, query_checkpoint: str, topic: str) -> Co
         Corrupt: The checkpoint lacks its offsets, or they cannot be read.
         Unavailable: The place cannot be reached.
     """
-    numbers = _commits(spark, query_checkpoint)
+    numbers = batches_in(spark, f"{query_checkpoint}/commits")
     if not numbers:
         return None
     file = HadoopFile(spark, f"{query_checkpoint}/offsets/{max(numbers)}")
@@ -72,8 +72,9 @@ def last_committed(spark: SparkSession, query_checkpoint: str, topic: str) -> Co
 
 def is_committed(spark: SparkSession, query_checkpoint: str) -> bool:
     """Return whether a query has committed a micro-batch. Raises Unavailable."""
-    return bool(_commits(spark, query_checkpoint))
+    return bool(batches_in(spark, f"{query_checkpoint}/commits"))
 
 
-def _commits(spark: SparkSession, query_checkpoint: str) -> list[int]:
-    return [int(name) for name in HadoopFile(spark, f"{query_checkpoint}/commits").names() if name.isdigit()]
+def batches_in(spark: SparkSession, log: str) -> list[int]:
+    """Return the numbers of the micro-batches in a log of a checkpoint: `offsets` or `commits`. Raises Unavailable."""
+    return [int(name) for name in HadoopFile(spark, log).names() if name.isdigit()]

@@ -17,6 +17,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.process.prefix_ownership import PrefixOwnership
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, Unavailable
+from tests.support.hadoop_files import HadoopFiles
 from tests.support.java_error import ended_jvm
 
 if TYPE_CHECKING:
@@ -43,31 +44,6 @@ class Records(list["Owner"]):
 
     def close(self) -> None:
         """Stay."""
-
-
-class Checkpoints(dict[str, bytes]):
-    """The files of checkpoints (`HadoopFile`); those in `full` cannot be written."""
-
-    full: str = ""
-
-    def file(self, _: object, url: str) -> Any:
-        files = self
-
-        class File:
-            def __init__(self) -> None:
-                self.url = url
-
-            def read(self) -> bytes | None:
-                return files.get(url)
-
-            def write(self, content: bytes, *, overwrite: bool) -> None:
-                assert not overwrite
-                if files.full and url.startswith(files.full):
-                    message = f"{url} cannot be written: no space left"
-                    raise Unavailable(message)
-                files[url] = content
-
-        return File()
 
 
 @pytest.fixture
@@ -101,14 +77,14 @@ def take(records: Records, checkpoint: str) -> CheckpointIdentity:
 def test_a_first_start_that_cannot_write_its_checkpoint_leaves_the_prefix_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    records, checkpoints = Records(), Checkpoints()
-    checkpoints.full = "/full"
-    monkeypatch.setattr(checkpoint_identity, "HadoopFile", checkpoints.file)
+    records, files = Records(), HadoopFiles()
+    files.full = "/full"
+    monkeypatch.setattr(checkpoint_identity, "HadoopFile", files.open)
     monkeypatch.setattr(cluster_job, "begins_now", lambda *_: {})
     with pytest.raises(Unavailable, match=r"/full/popstream\.json cannot be written"):
         take(records, "/full")
     assert (records[-1].state_epoch, records[-1].ended) == ("", True)
-    checkpoints.full = ""
+    files.full = None
     begun = take(records, "/full")
     assert records[-1].state_epoch == begun.state_epoch
     with pytest.raises(Invalid, match="belongs to another state"):

@@ -1,0 +1,79 @@
+"""Into how many partitions Spark divides the state of a query: as many tasks decide at a time.
+
+Spark notes the number with the plan of each micro-batch, and goes on with it whatever the session says. Only
+`popstream rescale` changes it, by a micro-batch without records.
+"""
+
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from checkpoints.spark_progress import planned_partitions
+from pipelines.cluster.committed import batches_in
+from pipelines.cluster.hadoop_file import HadoopFile
+from popstream.wire.base_errors import Corrupt, Invalid
+
+__all__ = ["StatePartitions", "require_rescaled", "state_partitions"]
+
+
+class StatePartitions(NamedTuple):
+    """What the checkpoint of a query says.
+
+    Attributes:
+        partitions: Those that the state has.
+        committed: The last committed micro-batch; None: there is none.
+        planned: The last planned one.
+        rescaled_to: The partitions that the planned one, which is not committed, was to make; None: it does not.
+    """
+
+    partitions: int
+    committed: int | None
+    planned: int
+    rescaled_to: int | None = None
+
+
+def state_partitions(spark: SparkSession, query_checkpoint: str) -> StatePartitions | None:
+    """Return what the checkpoint of a query says; None: the query has planned nothing.
+
+    Raises:
+        Corrupt: A plan is missing or cannot be read.
+        Unavailable: The place cannot be reached.
+    """
+    planned = max(batches_in(spark, f"{query_checkpoint}/offsets"), default=None)
+    if planned is None:
+        return None
+    committed = max(batches_in(spark, f"{query_checkpoint}/commits"), default=None)
+    planned_count = _count(*_plan(spark, query_checkpoint, planned))
+    if committed in {None, planned}:
+        return StatePartitions(planned_count, committed, planned)
+    assert committed is not None, "it is one of the two"
+    count = _count(*_plan(spark, query_checkpoint, committed))
+    return StatePartitions(count, committed, planned, None if planned_count == count else planned_count)
+
+
+def require_rescaled(found: StatePartitions, checkpoint: str) -> None:
+    """Refuse a state whose rescale was interrupted: Spark starts no query on it.
+
+    Raises:
+        Invalid: It was.
+    """
+    if found.rescaled_to is not None:
+        message = (
+            f"a rescale of {checkpoint} to {found.rescaled_to} partitions was interrupted: finish it with"
+            f" `popstream rescale --partitions {found.rescaled_to}`"
+        )
+        raise Invalid(message, subject=checkpoint)
+
+
+def _plan(spark: SparkSession, query_checkpoint: str, batch_id: int) -> tuple[str, str]:
+    """Return the URL and the content of a plan."""
+    file = HadoopFile(spark, f"{query_checkpoint}/offsets/{batch_id}")
+    return file.url, (file.read() or b"").decode(errors="replace")
+
+
+def _count(url: str, text: str) -> int:
+    try:
+        return planned_partitions(text)
+    except ValueError as error:
+        message = f"{url} cannot be read: {error}"
+        raise Corrupt(message, subject=url) from error
