@@ -24,6 +24,7 @@ __all__ = [
     "planned_offsets",
     "planned_partitions",
     "query_id",
+    "with_partitions",
 ]
 
 _PARTITIONS = "spark.sql.shuffle.partitions"
@@ -114,6 +115,21 @@ def planned_partitions(text: str) -> int:
     except (KeyError, TypeError) as error:
         message = f"no number of partitions: {error!r}"
         raise ValueError(message) from error
+
+
+def with_partitions(text: str, partitions: int) -> str:
+    r"""Return a file of Spark's offset log with another number of partitions.
+
+    >>> with_partitions('v1\n{"conf":{"spark.sql.shuffle.partitions":"8"}}\n{"orders":{"0":7}}', 9).splitlines()
+    ['v1', '{"conf":{"spark.sql.shuffle.partitions":"9"}}', '{"orders":{"0":7}}']
+
+    Raises:
+        ValueError: It is none.
+    """
+    facts = _facts_of_plan(text)
+    lines = text.splitlines()
+    lines[1] = msgspec.json.encode({**facts, "conf": {**facts["conf"], _PARTITIONS: str(partitions)}}).decode()
+    return "\n".join(lines)
 
 
 def _facts_of_plan(text: str) -> dict[str, Any]:

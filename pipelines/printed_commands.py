@@ -55,6 +55,7 @@ _TAKES: Final = {
     "group forget": _ASK_JOB,
     "send": ("--folder", "--api", "--api-token-file", "--bootstrap-servers", "--kafka-config", "--prefix"),
     "migrate to-cluster": _RECOVERY,
+    "rescale": ("--checkpoint", *_RECOVERY),
 }
 """The options of each command that choose the job, and those of its own that it needs again."""
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from checkpoints.spark_progress import planned_partitions
+from checkpoints.spark_progress import planned_partitions, with_partitions
 from pipelines.cluster.committed import batches_in
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["StatePartitions", "require_rescaled", "state_partitions"]
+__all__ = ["StatePartitions", "plan_rescale", "require_rescaled", "state_partitions"]
 
 
 class StatePartitions(NamedTuple):
@@ -63,6 +63,24 @@ def require_rescaled(found: StatePartitions, checkpoint: str) -> None:
             f" `popstream rescale --partitions {found.rescaled_to}`"
         )
         raise Invalid(message, subject=checkpoint)
+
+
+def plan_rescale(spark: SparkSession, query_checkpoint: str, found: StatePartitions, partitions: int) -> None:
+    """Plan the micro-batch that rescales after one that is planned and not committed, as a crash or a stop leaves it.
+
+    Spark takes it for an interrupted rescale, and finishes it from the committed state. The next query goes on behind
+    that state, so it decides anew what the micro-batch in between had begun; what that has sent is known by its places
+    in the log. Spark itself would commit the micro-batch in between without its state, and could not go on from there
+    if it were interrupted.
+
+    Raises:
+        Corrupt: The plan of the committed micro-batch is missing or cannot be read.
+        Unavailable: The place cannot be reached, or another process plans, too.
+    """
+    assert found.committed is not None, "there is a state"
+    _, text = _plan(spark, query_checkpoint, found.committed)
+    plan = HadoopFile(spark, f"{query_checkpoint}/offsets/{found.planned + 1}")
+    plan.write(with_partitions(text, partitions).encode(), overwrite=False)
 
 
 def _plan(spark: SparkSession, query_checkpoint: str, batch_id: int) -> tuple[str, str]:

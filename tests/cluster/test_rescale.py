@@ -1,24 +1,34 @@
-"""Claim: after a repartition of the state a cluster decides as before it."""
+"""Claim: after a repartition of the state a cluster decides as before it, also if a crash or a stop came before."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from broker_state.store.memory_kv import MemoryKv
+from connectors.delta.rows import decode_rows
 from connectors.kafka.topic_admin import describe
+from pipelines.cluster.audit.entry_rows import rows_from
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.checkpoint_layout import decide_checkpoint
+from pipelines.cluster.decide.extent import Cursors
+from pipelines.cluster.decide.outgoing import EntryKey
 from pipelines.cluster.rescale import rescale
+from pipelines.cluster.state_partitions import plan_rescale, state_partitions
+from pipelines.decide_ops.entries import read_slice
+from pipelines.decide_ops.entry import EntryKind
 from popstream.kafka_connection import KafkaConnection
-from tests.support.cluster_log import Log, decide, decided_entries, stored_families
+from popstream.wire.base_errors import Invalid
+from tests.support.cluster_log import Log, decide, decided_entries, left_by, stored_families
 from tests.support.in_process.folding import KERNEL_FAMILIES, records_of
 from tests.support.in_process.memory_maps import SEED
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from pyspark.sql import SparkSession
 
@@ -51,3 +61,60 @@ def test_a_state_gets_another_number_of_partitions(
     families = stored_families(cluster_spark, decide_checkpoint(checkpoint))
     for name in KERNEL_FAMILIES:
         assert families[name] == kv.families.get(name, {}), name
+
+
+def test_a_state_is_rescaled_although_its_last_micro_batch_is_not_committed(
+    cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    """As a crash leaves it, or a stop under load: its records are decided anew, in other micro-batches."""
+    connection = KafkaConnection(kafka.bootstrap_servers)
+    log = Log(connection, topic_prefix, records_of(6, RECORDS))
+    ops = describe(connection, [log.topics.ops])[log.topics.ops]
+    identity = msgspec.structs.replace(CheckpointIdentity.new(topic_prefix, ops), seed=SEED)
+    checkpoint = str(tmp_path / "checkpoint")
+    deciding = decide_checkpoint(checkpoint)
+    half = len(log.records) // 2
+    log.write(log.records[:half])
+    decide(cluster_spark, log, "before", deciding)
+    sent = [*log.read(log.internal.audit)]
+    last = max(
+        (file for file in Path(deciding, "commits").iterdir() if file.name.isdigit()), key=lambda file: int(file.name)
+    )
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink()
+    found = state_partitions(cluster_spark, deciding)
+    assert found is not None
+    assert (found.partitions, found.committed, found.planned) == (2, int(last.name) - 1, int(last.name))
+
+    # A rescale that is killed once it has begun.
+    plan_rescale(cluster_spark, deciding, found, 3)
+    with pytest.raises(Invalid, match="finish it with `popstream rescale --partitions 3`"):
+        rescale(cluster_spark, checkpoint, identity, 4)
+    rescale(cluster_spark, checkpoint, identity, 3)
+    with pytest.raises(Invalid, match="has 3 partitions already"):
+        rescale(cluster_spark, checkpoint, identity, 3)
+
+    log.write(log.records[half:])
+    decide(cluster_spark, log, "after", deciding)
+    kv = MemoryKv()
+    left = left_by(decided_entries(kv, log.records))
+    families = stored_families(cluster_spark, deciding)
+    for name in KERNEL_FAMILIES:
+        assert families[name] == kv.families.get(name, {}), name
+    entries = [*log.read(log.internal.audit)]
+    assert len(entries) > len(sent)
+    rows = rows_written(entries)
+    for table in ("operations", "deliveries"):
+        assert rows[table] == left[table].total(), table
+
+
+def rows_written(entries: Iterable[Any]) -> Counter[str]:
+    """The rows that the audit query writes, by table: those that are repeated once."""
+    cursors, rows = Cursors({}), Counter[str]()
+    for entry in entries:
+        key = EntryKey.decode(entry.key)
+        begin = cursors.take(key)
+        if begin is not None and key.kind == EntryKind.AUDIT:
+            table, data = read_slice(entry.value)
+            rows[table] += rows_from(decode_rows(table, [data]), begin).num_rows
+    return rows

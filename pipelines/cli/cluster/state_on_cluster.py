@@ -84,7 +84,7 @@ def run_rescale(settings: JobSettings, checkpoint: str, partitions: int, *, var:
     """Repartition the state of a stopped job on a cluster.
 
     Raises:
-        Invalid: The checkpoint is not that of the prefix, or this Spark cannot do it.
+        Invalid: The checkpoint is not that of the prefix, or cannot be rescaled so, or this Spark cannot do it.
         Corrupt: The state is another one afterwards.
         Unavailable: Kafka or the place of the checkpoint cannot be reached.
         Fenced: A job runs.

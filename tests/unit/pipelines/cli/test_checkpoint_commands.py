@@ -72,5 +72,7 @@ def test_a_message_names_the_checkpoint_of_the_command() -> None:
     again = completed_commands("start it with `popstream up --take-over`")
     assert again == f"start it with `popstream submit --take-over {named}`"
     assert completed_commands("run `popstream restore`") == f"run `popstream restore {named}`"
+    rescale = completed_commands("finish it with `popstream rescale --partitions 8`")
+    assert rescale == f"finish it with `popstream rescale --partitions 8 {named}`"
     CliRunner().invoke(app, ["status", "--folder", "nowhere"])
     assert named not in completed_commands(text)

@@ -1,17 +1,18 @@
-"""Into how many partitions a state is divided (state_partitions.py)."""
+"""Into how many partitions a state is divided (state_partitions.py), and what `popstream rescale` refuses."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.cluster import committed, state_partitions
+from pipelines.cluster import committed, rescale, state_partitions
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.decide.kept_shards import KeptShards
+from pipelines.cluster.migration.stored_state import Migrated
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -44,7 +45,19 @@ def put(files: HadoopFiles, *planned: int, committed: int = 0) -> None:
 
 
 class Spark:
-    """In place of a session."""
+    """In place of a session that can repartition: it commits the last planned micro-batch, or a new one."""
+
+    version = "4.2.0"
+
+    def __init__(self, files: HadoopFiles) -> None:
+        self._streamingCheckpointManager = self
+        self._files = files
+        self.repartitioned: list[tuple[str, int]] = []
+
+    def repartition(self, checkpoint: str, partitions: int) -> None:
+        self.repartitioned.append((checkpoint, partitions))
+        last = max(committed.batches_in(cast("Any", None), f"{checkpoint}/offsets"))
+        self._files[f"{checkpoint}/commits/{last}"] = b""
 
     class conf:  # noqa: N801 - Spark's name
         """Settings."""
@@ -55,8 +68,9 @@ class Spark:
 
 
 @pytest.fixture
-def spark() -> Any:
-    return Spark()
+def spark(files: HadoopFiles, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(rescale, "_digest", lambda *_: Migrated(1, "same"))
+    return Spark(files)
 
 
 def job(spark: Any, tasks: int) -> ClusterJob:
@@ -96,9 +110,62 @@ def test_a_state_whose_rescale_was_interrupted_is_not_decided_with(files: Hadoop
         job(spark, 2)._state_partitions(DECIDING)
 
 
+@pytest.mark.parametrize(
+    ("planned", "committed_count", "said"),
+    [
+        ([], 0, "the state in /state has decided nothing yet: start its job first"),
+        ([2], 0, "the state in /state has decided nothing yet: start its job first"),
+        ([2, 3], 2, "the state in /state has 3 partitions already"),
+        ([3, 3], 1, "the state in /state has 3 partitions already"),
+        (
+            [2, 8],
+            1,
+            "a rescale of /state to 8 partitions was interrupted: finish it with `popstream rescale --partitions 8`",
+        ),
+    ],
+)
+def test_a_state_that_cannot_be_rescaled_is_named(
+    planned: list[int], committed_count: int, said: str, files: HadoopFiles, spark: Any
+) -> None:
+    put(files, *planned, committed=committed_count)
+    with pytest.raises(Invalid) as refused:
+        rescale.rescale(spark, "/state", IDENTITY, 3)
+    assert str(refused.value) == said
+    assert spark.repartitioned == []
+
+
+def test_an_interrupted_rescale_is_finished_by_one_to_the_same_number(files: HadoopFiles, spark: Any) -> None:
+    put(files, 2, 3, committed=1)
+    before = dict(files)
+    rescale.rescale(spark, "/state", IDENTITY, 3)
+    assert spark.repartitioned == [(DECIDING, 3)]
+    assert files == {**before, f"{DECIDING}/commits/1": b""}
+
+
+def test_a_micro_batch_that_is_not_committed_is_passed_over(files: HadoopFiles, spark: Any) -> None:
+    """What Spark finds is an interrupted rescale, which begins with the committed state and goes on behind it."""
+    put(files, 2, 2, 2, committed=2)
+    rescale.rescale(spark, "/state", IDENTITY, 3)
+    assert files[f"{DECIDING}/offsets/3"] == plan(3, end=100)
+    assert spark.repartitioned == [(DECIDING, 3)]
+    assert sorted(committed.batches_in(spark, f"{DECIDING}/commits")) == [0, 1, 3]
+    put(files, 2, 2, committed=2)
+    rescale.rescale(spark, "/state", IDENTITY, 3)
+    assert f"{DECIDING}/offsets/2" not in files, "Spark plans it by itself"
+
+
+def test_a_spark_that_cannot_repartition_is_named(files: HadoopFiles) -> None:
+    class Older:
+        version = "4.1.0"
+
+    put(files, 2, committed=1)
+    with pytest.raises(Invalid, match=r"^Spark 4\.1\.0 cannot repartition .*: this needs Spark 4\.2$"):
+        rescale.rescale(cast("Any", Older()), "/state", IDENTITY, 3)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"v1\n{}\n{}"])
 def test_a_damaged_plan_is_named(content: bytes | None, files: HadoopFiles, spark: Any) -> None:
     put(files, 2, 2, committed=1)
     files.pop(f"{DECIDING}/offsets/0") if content is None else files.update({f"{DECIDING}/offsets/0": content})
     with pytest.raises(Corrupt, match=r"^/state/decide_ops/offsets/0 cannot be read: no "):
-        job(spark, 2)._state_partitions(DECIDING)
+        rescale.rescale(spark, "/state", IDENTITY, 3)
