@@ -90,7 +90,11 @@ class JobSettings(BaseSettings):
 
     folder: Path = Field(default=Path("var/job"), description="folder of the job: state, checkpoints, Delta tables")
     tables: Path | None = Field(
-        default=None, description="folder of the Delta tables, also on another disk; empty: `delta` in the job's folder"
+        default=None,
+        description=(
+            "folder of the Delta tables, also on another disk; empty: `delta` in the job's folder; on a cluster the"
+            " option `--tables` says it"
+        ),
     )
     tables_group_readable: bool = Field(
         default=False,
@@ -202,7 +206,8 @@ class JobSettings(BaseSettings):
         ),
     )
     maintain_interval_s: Annotated[float, Field(ge=0)] = Field(
-        default=86_400.0, description="seconds between compactions of the tables; 0: only `popstream maintain`"
+        default=86_400.0,
+        description="seconds between compactions of the tables, but not on a cluster; 0: only `popstream maintain`",
     )
     rejected_heads: RejectedHeads = Field(
         default=RejectedHeads.WHOLE,
@@ -214,8 +219,8 @@ class JobSettings(BaseSettings):
     audit_retention_days: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
         description=(
-            "days by table that rows are kept, as whole dates (UTC), until maintenance deletes them; of tables that are"
-            " not named all rows are kept"
+            "days by table that rows are kept, as whole dates (UTC), until maintenance deletes them, on a cluster"
+            " `popstream maintain` alone; of tables that are not named all rows are kept"
         ),
     )
     handle_keys: Keys = Field(

@@ -6,6 +6,7 @@ Method: a job on local threads with message topics and a consumer; then its chec
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.request
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from kafka import KafkaProducer
 
 from checkpoints.snapshot_store import SnapshotStore
+from connectors.delta.erasure import Wanted, erase
+from connectors.delta.tables import TABLES
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.topic_admin import create_message_topic, describe
 from connectors.local_servers.loopback import free_port
@@ -315,3 +319,31 @@ def test_commands_read_a_checkpoint(site: Site) -> None:
     restored = site.verified("restored")
     assert (restored.differences, restored.base) == ([], "an empty state")
     assert restored.rows["operations"] > 0
+
+
+def test_tables_in_a_folder_are_maintained_while_the_job_is_stopped(site: Site) -> None:
+    with KafkaProducer(**site.connection.for_kafka_python()) as producer, site.job() as job:
+        producer.send(f"{site.prefix}.ops", b"alice@example.com is no operation", partition=0).get(60)
+        for first in range(0, MESSAGES, MESSAGES // 3):
+            site.send(MESSAGES // 3, first)
+            site.take(MESSAGES // 3)
+            site.follow(job)
+    tables = site.root / "state" / "tables"
+    before = site.rows("state", "operations")
+    done = site.command("maintain", "--json", "--tables", str(tables))
+    assert done.returncode == 0, done.stderr
+    assert sum(each["compacted"] for each in json.loads(done.stdout)) > 0
+    erased = [
+        erase(tables, name, Wanted(text="alice@example.com"), dry_run=False)
+        for name, table in TABLES.items()
+        if table.quoting_columns
+    ]
+    assert sum(each.values for each in erased) > 0
+    assert site.rows("state", "operations") == before
+    assert site.verified().differences == []
+    with site.job() as job:
+        site.send(1, MESSAGES)
+        site.take(1)
+        site.follow(job)
+    assert site.rows("state", "operations") > before
+    assert site.verified().differences == []

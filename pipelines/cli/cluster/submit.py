@@ -22,6 +22,8 @@ from connectors.spark_cluster.submission import (
     submit_command,
 )
 from pipelines.cli.cluster.spark_submit_process import run_spark_submit
+from pipelines.cli.cluster.unused_settings import require_place_of_tables, unused_settings
+from pipelines.cli.exits import say
 from pipelines.cli.options import load_settings
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.job_settings import OTHER_VARIABLES, PREFIX, JobSettings
@@ -82,8 +84,11 @@ def run_submit(options: SubmitOptions) -> None:
     settings = load_settings(options.settings_file)
     submission = _submission(options, settings)
     require_submittable(submission, {"--checkpoint": options.checkpoint, "--tables": options.tables})
+    require_place_of_tables(settings, options.tables)
     _require_reachable_settings(options, settings)
     _require_fitting_environment(options)
+    for line in unused_settings(settings):
+        say(line)
     command = submit_command(submission, chosen_spark_home() / "bin" / "spark-submit")
     variables = {"PYTHONPATH": str(JOB_CODE)} if options.deploy_mode == DeployMode.CLIENT else {}
     if options.only_print:

@@ -165,6 +165,24 @@ def test_without_a_kafka_and_with_variables_that_a_node_does_not_see_it_is_refus
     assert "POPSTREAM_VAR" not in refused.stderr
 
 
+def test_settings_without_effect_are_named_and_tables_that_would_be_elsewhere_are_refused() -> None:
+    Path("job.toml").write_text(
+        'bootstrap_servers = "kafka:9092"\ntables = "/data/tables"\nmaintain_interval_s = 3600\n'
+        "snapshot_interval_s = 0\n[audit_retention_days]\noperations = 30\n"
+    )
+    refused = submit()
+    assert refused.exit_code == 2
+    assert "say by --tables where those of this one are" in refused.stderr
+    accepted = submit("--tables", "/data/tables")
+    assert accepted.exit_code == 0
+    said = "has no effect on a cluster: while the job is stopped, `popstream maintain` does it"
+    assert accepted.stderr.splitlines() == [
+        f"popstream: audit_retention_days {said} in tables that are in a folder",
+        f"popstream: maintain_interval_s {said} in tables that are in a folder",
+    ]
+    assert len(accepted.stdout.splitlines()) == 1, "the line for a shell is as it was"
+
+
 def test_package_says_what_it_lacks(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["package", "--wheel", str(tmp_path / "other-1.0-py3-none-any.whl")])
     assert refused.exit_code == 2
