@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,14 +18,21 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from connectors.spark_cluster.spark_home import packaged_spark_home
+from pipelines.cli.app import app
 from pipelines.cli.exits import Exit
+from pipelines.cli.options import load_settings
+from pipelines.cluster import kept_query
+from pipelines.cluster.checkpoint_layout import AUDIT, BUILD_UNITS, DECIDE_OPS
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import STOP_S_MAX
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "popstream.service"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
+CLUSTER = ROOT / "deploy" / "kubernetes-cluster"
 KUBERNETES_OLDEST = "1.29"
 """The first release with the access mode ReadWriteOncePod."""
 NEEDS_A_PERSON = {Exit.INVALID, Exit.CORRUPT}
@@ -47,6 +57,28 @@ def service() -> configparser.SectionProxy:
 def resource(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((KUBERNETES / name).read_text(encoding="utf-8"))
     return loaded
+
+
+def of_cluster(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((CLUSTER / name).read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def driver() -> dict[str, Any]:
+    (statefulset,) = of_cluster("driver.yaml")
+    pod: dict[str, Any] = statefulset["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.fixture
+def settings_of_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in the Secret, and no variables of this machine."""
+    for name in [name for name in os.environ if name.startswith("POPSTREAM_")]:
+        monkeypatch.delenv(name)
+    (secret,) = of_cluster("settings.yaml")
+    file = tmp_path / "job.toml"
+    file.write_text(secret["stringData"][file.name])
+    return file
 
 
 def pod_of(name: str) -> dict[str, Any]:
@@ -83,8 +115,9 @@ def test_images_have_the_version_of_the_project(compose: dict[str, Any]) -> None
     assert metadata.version("popstream") == version
     assert compose["services"]["job"]["image"] == f"popstream:{version}"
     assert pod_of("restore.yaml")["containers"][0]["image"] == f"popstream:{version}"
-    (image,) = resource("kustomization.yaml")["images"]
-    assert (image["name"], image["newTag"]) == ("popstream", version)
+    for kustomization in (resource("kustomization.yaml"), *of_cluster("kustomization.yaml")):
+        (image,) = kustomization["images"]
+        assert (image["name"], image["newTag"]) == ("popstream", version)
 
 
 def test_a_restore_gets_the_image_of_the_job() -> None:
@@ -141,6 +174,116 @@ def test_resources_fit_the_schema_of_kubernetes(name: str, release: str) -> None
     kubernetes_validate.validate(resource(name), release, strict=True)
 
 
+@pytest.mark.parametrize("name", ["settings.yaml", "rbac.yaml", "service.yaml", "driver.yaml", "executor.yaml"])
+@pytest.mark.parametrize("release", [KUBERNETES_OLDEST, kubernetes_validate.latest_version()])
+def test_resources_of_a_cluster_fit_the_schema_of_kubernetes(name: str, release: str) -> None:
+    for one in of_cluster(name):
+        kubernetes_validate.validate(one, release, strict=True)
+
+
+def test_the_driver_of_a_cluster_is_submitted_as_its_manifest_says(
+    driver: dict[str, Any], settings_of_cluster: Path
+) -> None:
+    """By `popstream submit --print`, with the settings of the Secret."""
+    (container,) = driver["containers"]
+    values = {one["name"]: one["value"] for one in container["env"]}
+    args = [re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], word) for word in container["args"]]
+    args = [word.replace("/etc/popstream/settings", str(settings_of_cluster.parent)) for word in args]
+    done = CliRunner().invoke(app, [*args, "--print", "--var", str(ROOT / "var")])
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr == "", "every setting has an effect"
+    words = shlex.split(done.stdout)
+    assert words[words.index("--master") + 1] == "k8s://https://kubernetes.default.svc:443", "Spark wants the port, too"
+    assert words[words.index("--deploy-mode") + 1] == "client"
+    for line in ("spark.executor.instances=4", "spark.pyspark.python=python3.11", "spark.driver.port=7078"):
+        assert line in words
+    assert words[words.index("--checkpoint") + 1] == values["CHECKPOINT"]
+    assert words[words.index("--tables") + 1] == values["TABLES"]
+
+
+def test_the_settings_of_a_cluster_name_what_its_manifests_have(
+    driver: dict[str, Any], settings_of_cluster: Path, dockerfile: str
+) -> None:
+    conf = load_settings(settings_of_cluster).spark_conf
+    (statefulset,), (service,) = of_cluster("driver.yaml"), of_cluster("service.yaml")
+    (container,) = driver["containers"]
+    name, headless = statefulset["metadata"]["name"], service["metadata"]["name"]
+    assert (statefulset["spec"]["replicas"], statefulset["spec"]["serviceName"]) == (1, headless)
+    assert service["spec"]["selector"] == statefulset["spec"]["template"]["metadata"]["labels"]
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert conf["spark.kubernetes.driver.pod.name"] == f"{name}-0"
+    assert conf["spark.driver.host"] == f"{name}-0.{headless}"
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert conf["spark.driver.port"] == str(ports["driver"])
+    assert conf["spark.driver.blockManager.port"] == str(ports["blocks"])
+    assert f"POPSTREAM_METRICS_PORT={ports['metrics']}" in dockerfile
+    assert {one["port"]: one["targetPort"] for one in service["spec"]["ports"]} == {
+        at: port for port, at in ports.items()
+    }
+    mounts = {
+        volume["name"]: mount["mountPath"]
+        for volume in driver["volumes"]
+        for mount in container["volumeMounts"]
+        if mount["name"] == volume["name"]
+    }
+    assert conf["spark.kubernetes.executor.podTemplateFile"] == f"{mounts['executor']}/executor.yaml"
+    (settings,) = of_cluster("settings.yaml")
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in driver["volumes"] if "secret" in volume}
+    assert secrets == {"settings": settings["metadata"]["name"]}
+    (kustomization,) = of_cluster("kustomization.yaml")
+    (generated,) = kustomization["configMapGenerator"]
+    configs = {volume["name"]: volume["configMap"]["name"] for volume in driver["volumes"] if "configMap" in volume}
+    assert (configs, generated["files"]) == ({"executor": generated["name"]}, ["executor.yaml"])
+    python = re.search(r"PYTHON_IMAGE=python:(3\.\d+)", dockerfile)
+    assert python is not None
+    assert f"--python=python{python[1]}" in container["args"], "the driver's version"
+    # Spark's own names: one that is mistyped would have no effect.
+    jars = packaged_spark_home() / "jars"
+    known = b"".join(
+        archive.read(name)
+        for jar in (*jars.glob("spark-kubernetes_*.jar"), *jars.glob("spark-core_*.jar"))
+        for archive in [zipfile.ZipFile(jar)]
+        for name in ("org/apache/spark/deploy/k8s/Config$.class", "org/apache/spark/internal/config/package$.class")
+        if name in archive.namelist()
+    )
+    assert [key for key in conf if key.encode() not in known] == []
+
+
+def test_the_driver_of_a_cluster_may_do_what_spark_does_and_no_more(driver: dict[str, Any]) -> None:
+    account, role, binding = of_cluster("rbac.yaml")
+    assert driver["serviceAccountName"] == account["metadata"]["name"]
+    assert [subject["name"] for subject in binding["subjects"]] == [account["metadata"]["name"]]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("Role", role["metadata"]["name"])
+    allowed = {name: set(rule["verbs"]) for rule in role["rules"] for name in rule["resources"]}
+    assert set(allowed) == {"pods", "configmaps"}
+    assert all({"get", "list", "create", "delete", "deletecollection"} <= verbs for verbs in allowed.values())
+    assert {"watch", "patch"} <= allowed["pods"]
+
+
+def test_pods_of_a_cluster_keep_to_the_restricted_security_standard(driver: dict[str, Any], dockerfile: str) -> None:
+    (executor,) = of_cluster("executor.yaml")
+    user = re.search(r"useradd --uid (\d+)", dockerfile)
+    assert user is not None
+    assert {driver["securityContext"][key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {int(user[1])}
+    for pod in (driver, executor["spec"]):
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert pod["enableServiceLinks"] is False
+    assert executor["spec"]["automountServiceAccountToken"] is False
+    (container,) = driver["containers"]
+    (volumes,) = re.findall(r"^VOLUME (.+)$", dockerfile, re.MULTILINE)
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {*json.loads(volumes), container["workingDir"]} <= mounts
+
+
+def test_the_pod_of_a_driver_waits_until_its_queries_have_stopped(driver: dict[str, Any]) -> None:
+    assert driver["terminationGracePeriodSeconds"] > len({AUDIT, BUILD_UNITS, DECIDE_OPS}) * kept_query.STOP_S
+
+
 def test_a_mistyped_field_does_not_fit_the_schema() -> None:
     statefulset = resource("statefulset.yaml")
     statefulset["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
@@ -148,13 +291,28 @@ def test_a_mistyped_field_does_not_fit_the_schema() -> None:
         kubernetes_validate.validate(statefulset, KUBERNETES_OLDEST, strict=True)
 
 
-def test_kustomize_has_every_resource_but_the_restore() -> None:
+def kustomized(folder: Path) -> dict[str, dict[str, Any]]:
+    """What kustomize makes of a folder, by kind."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    command = [kubectl, "kustomize", str(KUBERNETES)]
+    command = [kubectl, "kustomize", str(folder)]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    kinds = {one["kind"]: one for one in yaml.safe_load_all(rendered)}
+    return {one["kind"]: one for one in yaml.safe_load_all(rendered)}
+
+
+def test_kustomize_has_every_resource_of_a_cluster() -> None:
+    kinds = kustomized(CLUSTER)
+    assert sorted(kinds) == ["ConfigMap", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet"]
+    pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
+    names = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+    assert names == [kinds["ConfigMap"]["metadata"]["name"]]
+    assert yaml.safe_load(kinds["ConfigMap"]["data"]["executor.yaml"]) == of_cluster("executor.yaml")[0]
+    assert pod["containers"][0]["image"] == pod_of("restore.yaml")["containers"][0]["image"]
+
+
+def test_kustomize_has_every_resource_but_the_restore() -> None:
+    kinds = kustomized(KUBERNETES)
     assert sorted(kinds) == ["ConfigMap", "Service", "StatefulSet"]
     template = kinds["StatefulSet"]["spec"]["template"]
     assert template["spec"]["containers"][0]["image"] == pod_of("restore.yaml")["containers"][0]["image"]
