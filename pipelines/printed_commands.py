@@ -1,13 +1,15 @@
 """The commands that messages name, completed with the options of this job, so that they work as they are printed.
 
 Code that raises an error knows no options, and says "run `popstream restore`". Whatever prints or logs the message
-passes it through `completed_commands`.
+passes it through `completed_commands`. What a job tells other processes, it completes itself: only it knows all of
+its options. A command that names the folder of its job is complete, and stays as it is.
 """
 
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -68,10 +70,13 @@ _TAKES_ON_CLUSTER: Final = {
     "status": ("--checkpoint", "--settings", "--var"),
 }
 
+_FOLDER_NAMED = re.compile(r"--folder '?/")
 _NAMED = re.compile(rf"`popstream ({'|'.join(_TAKES)})((?: [^`]*)?)`")
 
 _options: dict[str, str | None] = {}
 """Of this process, which has one job; None: the option takes no value."""
+_options_elsewhere: dict[str, str | None] = {}
+"""Those that a command needs besides in another working directory."""
 
 
 def remember_job(settings: JobSettings, file: Path | None = None) -> None:
@@ -90,6 +95,7 @@ def remember_job(settings: JobSettings, file: Path | None = None) -> None:
         value = getattr(settings, field)
         if value is not None and str(value) != str(default[field]):
             _options[option] = _written(option, value)
+    _options_elsewhere["--folder"] = _written("--folder", settings.folder)
 
 
 def remembered(option: str, default: object = None) -> Callable[[_Value], _Value]:
@@ -104,8 +110,12 @@ def remembered(option: str, default: object = None) -> Callable[[_Value], _Value
     return remember
 
 
-def completed_commands(text: str) -> str:
+def completed_commands(text: str, *, elsewhere: bool = False) -> str:
     """Complete the commands in a message.
+
+    Args:
+        text: The message.
+        elsewhere: Another process prints it, in any working directory: the default folder is named, too.
 
     >>> remember_job(JobSettings(folder=Path("/data/my job"), topic_prefix="orders"))
     >>> completed_commands("stop the job and run `popstream restore --lossy`")
@@ -114,16 +124,21 @@ def completed_commands(text: str) -> str:
     "`popstream up --prefix NAME --folder '/data/my job'`, `popstream dead list`"
     >>> remember_job(JobSettings())
     """
-    return _NAMED.sub(_completed, text)
+    options = _options
+    if elsewhere and "--checkpoint" not in _options:
+        options = _options | _options_elsewhere
+    return _NAMED.sub(partial(_completed, options), text)
 
 
-def _completed(found: re.Match[str]) -> str:
+def _completed(options: Mapping[str, str | None], found: re.Match[str]) -> str:
     name, given = found[1], found[2]
+    if _FOLDER_NAMED.search(given):
+        return found[0]
     if _TAKES[name] is _ASK_JOB and not {"--api", "--checkpoint"}.isdisjoint(given.split()):
         return found[0]  # it says which job
-    takes = _TAKES_ON_CLUSTER.get(name, _TAKES[name]) if "--checkpoint" in _options else _TAKES[name]
-    missing = [option for option in takes if option in _options and option not in given.split()]
-    values = {option: _options[option] for option in missing}
+    takes = _TAKES_ON_CLUSTER.get(name, _TAKES[name]) if "--checkpoint" in options else _TAKES[name]
+    missing = [option for option in takes if option in options and option not in given.split()]
+    values = {option: options[option] for option in missing}
     words = [option if value is None else f"{option} {shlex.quote(value)}" for option, value in values.items()]
     if name == "up" and takes is _TAKES_ON_CLUSTER["up"]:
         name = "submit"

@@ -18,6 +18,7 @@ from pipelines.control.metrics import Totals
 from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest, Skip
 from pipelines.control.policy_views import PolicyView
 from pipelines.control_request import ControlRequest
+from pipelines.printed_commands import completed_commands
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 __all__ = [
@@ -272,8 +273,9 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: PopstreamError) -> "Failure":
-        """Return what a caller gets to know of an error."""
-        return cls(str(error), is_transient=isinstance(error, Unavailable), is_corrupt=isinstance(error, Corrupt))
+        """Return what a caller gets to know of an error, its commands with the options of this job."""
+        text = completed_commands(str(error), elsewhere=True)
+        return cls(text, is_transient=isinstance(error, Unavailable), is_corrupt=isinstance(error, Corrupt))
 
     def to_error(self) -> PopstreamError:
         """Return the error, for the caller to raise."""

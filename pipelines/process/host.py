@@ -39,6 +39,7 @@ from pipelines.http_api.http_server import HttpServer
 from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
+from pipelines.printed_commands import completed_commands
 from pipelines.process.job import Job
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
@@ -338,9 +339,10 @@ class Host:
             pause_s = None if jvm_has_ended() else self._restarts.pause_s(failure, decided, ran_s)
             if pause_s is None:
                 return failure
-            self._restart_reason = f"starting again after: {failure}"
+            reason = completed_commands(str(failure), elsewhere=True)
+            self._restart_reason = f"starting again after: {reason}"
             self.answers.detach(self._restart_reason)
-            self._report_progress(f"the job failed and is started again: {failure}")
+            self._report_progress(f"the job failed and is started again: {reason}")
             _log.warning("job_restarting", error=str(failure), kind=type(failure).__name__, pause_s=pause_s)
             if not self._stop_job(STOP_TO_RESTART_S_MAX):
                 return failure

@@ -211,12 +211,12 @@ class Job:
                 f"the outbox holds more than {limit:,} bytes: nothing is decided until Delta or Kafka takes some"
             )
         if self.failure is not None:
-            found.append(completed_commands(f"the job has ended: {self.failure}"))
-        return found
+            found.append(f"the job has ended: {self.failure}")
+        return [completed_commands(reason, elsewhere=True) for reason in found]
 
     def report(self) -> JobReport:
         """Return the progress of the job. Reads memory only, so it also works after the job has stopped."""
-        snapshot = self.snapshot_loop.last
+        snapshot, snapshot_failure = self.snapshot_loop.last, self.snapshot_loop.last_failure
         return JobReport(
             folder=str(self.folder.root),
             kernel_form=KERNEL_FORM,
@@ -224,7 +224,7 @@ class Job:
             bootstrap_servers=self.connection.bootstrap_servers,
             prefix=self.settings.topic_prefix,
             owner=OwnerView.of(self.settings.topic_prefix, self._prefix.owner),
-            failure=None if self.failure is None else completed_commands(str(self.failure)),
+            failure=None if self.failure is None else completed_commands(str(self.failure), elsewhere=True),
             delta_seq=self.flush.delivered_seq,
             outbox_bytes=self.outbox.undelivered_bytes,
             ops_lag=self.log_watch.lag,
@@ -232,8 +232,8 @@ class Job:
             totals=self.metrics.totals(),
             not_ready_reasons=self.not_ready_reasons,
             snapshot=None if snapshot is None else snapshot.id,
-            snapshot_failure=self.snapshot_loop.last_failure,
-            damage=self.scrub.damage,
+            snapshot_failure=None if not snapshot_failure else completed_commands(snapshot_failure, elsewhere=True),
+            damage=[completed_commands(sentence, elsewhere=True) for sentence in self.scrub.damage],
             quarantined=len(self.quarantine),
             builder=None if self.builder is None else self.builder.status(),
         )

@@ -16,6 +16,7 @@ from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.messages import JobReport, OwnerView
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
+from pipelines.printed_commands import completed_commands
 from pipelines.process.log_watch import LogWatch
 from popstream.kafka_connection import KafkaConnection
 
@@ -96,7 +97,8 @@ class DriverWatch:
         ended = None if failure is None else f"the job has ended: {failure}"
         problem = self._audit.problem
         no_rows = None if problem is None else f"decided rows wait, and are not written to the tables: {problem}"
-        return [reason for reason in (self._log.problem, ended, no_rows) if reason]
+        reasons = [reason for reason in (self._log.problem, ended, no_rows) if reason]
+        return [completed_commands(reason, elsewhere=True) for reason in reasons]
 
     def report(self) -> JobReport:
         """Return what the job reports about itself. Reads memory only."""
@@ -109,7 +111,7 @@ class DriverWatch:
             bootstrap_servers=self._connection.bootstrap_servers,
             prefix=self._prefix,
             owner=OwnerView.of(self._prefix, self._owner()),
-            failure=None if failure is None else str(failure),
+            failure=None if failure is None else completed_commands(str(failure), elsewhere=True),
             ops_lag=self._log.lag if lags else None,
             ops_overdue=self._log.overdue,
             not_ready_reasons=self.not_ready_reasons(),

@@ -31,7 +31,8 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     for name in [name for name in os.environ if name.startswith("POPSTREAM_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(printed_commands, "_options", {})
+    for name in ("_options", "_options_elsewhere"):
+        monkeypatch.setattr(printed_commands, name, {})
     yield
     remember_job(JobSettings())
 
