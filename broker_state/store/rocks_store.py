@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from rocksdict import (
     AccessType,
@@ -47,6 +47,7 @@ __all__ = [
     "OUTBOX",
     "QUEUES",
     "UNITS",
+    "DiskFailed",
     "DiskFull",
     "Erasure",
     "FrozenState",
@@ -84,6 +85,10 @@ class DiskFull(StoreStopped):
     """The store cannot be opened because the disk is full. It is unchanged."""
 
 
+class DiskFailed(StoreStopped):
+    """The disk has failed once. If it fails again at the same place after the store was reopened, that is Corrupt."""
+
+
 class RocksStore:
     """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs.
 
@@ -93,12 +98,15 @@ class RocksStore:
         Corrupt: The files are damaged. Every method raises this too: RocksDB may meet damage in a compaction, and then
             refuses writes, snapshots and an orderly close.
         StoreStopped: Raised by methods that read: a read failed.
+        DiskFailed: Likewise, and by methods that write: the disk reported an I/O error. It is Corrupt once an earlier
+            opening of the store in this process has met it in the same file.
     """
 
     def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
         if not read_only:
             path.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._disk = _Disk(path)
         names = tuple(families)
         access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
         try:
@@ -135,7 +143,7 @@ class RocksStore:
         try:
             value = self._families[family].get(key)
         except Exception as error:  # rocksdict raises bare Exception
-            raise _unreadable(error) from error
+            raise self._disk.unreadable(error) from error
         assert value is None or isinstance(value, bytes)
         return value
 
@@ -144,7 +152,7 @@ class RocksStore:
         try:
             values = self._families[family].get([*keys]) if keys else []
         except Exception as error:  # rocksdict raises bare Exception
-            raise _unreadable(error) from error
+            raise self._disk.unreadable(error) from error
         assert isinstance(values, list)
         return values
 
@@ -163,7 +171,7 @@ class RocksStore:
                 iterator.next()
             iterator.status()  # after an error the iterator ends, and only this call raises it
         except Exception as error:  # rocksdict raises bare Exception
-            raise _unreadable(error) from error
+            raise self._disk.unreadable(error) from error
 
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
         """See `Kv.deadlines`."""
@@ -178,7 +186,7 @@ class RocksStore:
 
     def frozen(self) -> "FrozenState":
         """Return a view of the `state` family as the last WriteBatch left it; later writes do not show."""
-        return FrozenState(self._families[STATE])
+        return FrozenState(self._families[STATE], self._disk)
 
     def write(self, overlay: Overlay, more: Iterable[Change] = ()) -> int:
         """Write one synced WriteBatch: the changes of the overlay, and `more` (outbox, applied); return its bytes.
@@ -220,8 +228,9 @@ class RocksStore:
         try:
             self._db.write(write_batch, self._sync)
         except Exception as error:  # rocksdict raises bare Exception, and any of them is final
-            self._failed = _failure("the write failed", error, self.path)
+            self._failed = self._disk.failure("the write failed", error)
             raise self._failed from error
+        self._disk.written()
         self.write_batches_written += 1
         return size
 
@@ -262,7 +271,7 @@ class RocksStore:
         try:
             self._db.close()
         except Exception as error:  # rocksdict raises bare Exception
-            raise _failure("the state cannot be closed in order", error, self.path) from error
+            raise self._disk.failure("the state cannot be closed in order", error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -282,8 +291,9 @@ class RocksStore:
 class FrozenState:
     """A `Kv` of the `state` family at one moment; it has no other family."""
 
-    def __init__(self, state: Rdict) -> None:
+    def __init__(self, state: Rdict, disk: "_Disk") -> None:
         self._snapshot = state.snapshot()
+        self._disk = disk
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See `Kv.get`."""
@@ -292,7 +302,7 @@ class FrozenState:
             value = self._snapshot[key]  # not by `iter`, which shows later writes (rocksdict 0.3.29)
         except Exception as error:  # rocksdict raises bare Exception
             if str(error) != "key not found":
-                raise _unreadable(error) from error
+                raise self._disk.unreadable(error) from error
             return None
         assert isinstance(value, bytes)
         return value
@@ -328,20 +338,47 @@ def _has_files(path: Path) -> bool:
     return any(path.glob("*.sst")) or any(path.glob("MANIFEST-*"))
 
 
-def _unreadable(error: Exception) -> PopstreamError:
-    return _failure("the state cannot be read", error)
+class _Disk:
+    """Tells for one opening of a store whether an error of RocksDB is damage, which a restart meets again, or passes.
+
+    An I/O error may pass: of a disk at the other end of a network, for instance. A sector that cannot be read fails
+    again after the store was reopened.
+    """
+
+    _failed: ClassVar[dict[tuple[Path, str], "_Disk"]] = {}
+    """By store and file, the last opening in this process that met an I/O error there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def unreadable(self, error: Exception) -> PopstreamError:
+        """Return the error for a read that failed."""
+        return self.failure("the state cannot be read", error)
+
+    def failure(self, what: str, error: Exception) -> PopstreamError:
+        """Return the error for one that RocksDB raised."""
+        said, subject = _said(error), str(self._path)
+        message = f"{what}: {said}"
+        if _is_damage(said):
+            return Corrupt(f"{message}: {RESTORE}", subject=subject)
+        if _IO_ERROR not in said:
+            return StoreStopped(message, subject=subject)
+        found = _TABLE_FILE.search(said)
+        place = (self._path, found[0] if found else _OTHER_FILES)
+        earlier, self._failed[place] = self._failed.get(place, self), self
+        if earlier is not self:
+            return Corrupt(f"{message}: the disk has failed there twice: {RESTORE}", subject=subject)
+        return DiskFailed(message, subject=subject, details=[f"if it fails again, {RESTORE}"])
+
+    def written(self) -> None:
+        """Note a write: what failed before in a file that was to be written has passed."""
+        self._failed.pop((self._path, _OTHER_FILES), None)
 
 
-def _failure(what: str, error: Exception, path: Path | None = None) -> PopstreamError:
-    """Return the error for one that RocksDB raised: of damage, which a restart meets again, or of the disk."""
-    subject = "" if path is None else str(path)
-    said = _said(error)
-    message = f"{what}: {said}"
-    if _is_damage(said):
-        return Corrupt(f"{message}: {RESTORE}", subject=subject)
-    return StoreStopped(message, subject=subject)
-
-
+_IO_ERROR = "Input/output error"
+_TABLE_FILE = re.compile(r"\d+\.sst\b")
+_OTHER_FILES = ""
+"""Those that each opening begins anew: a write-ahead log and a manifest."""
 _NAMES_OF_FILES = re.compile(r"\.sst\b|\.log\b|MANIFEST-|CURRENT")
 
 

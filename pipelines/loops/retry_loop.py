@@ -7,6 +7,7 @@ import structlog
 from py4j.protocol import Py4JNetworkError
 from pyspark import InheritableThread
 
+from broker_state.store.rocks_store import StoreStopped
 from popstream.back_off import back_off_s
 from popstream.wire.base_errors import is_transient
 
@@ -22,7 +23,7 @@ class RetryLoop:
     """Calls `work` every `interval_s` seconds in its own thread, and once more when it stops.
 
     A transient error is logged, and the work is retried with exponential back-off, without limit. Any other error ends
-    the thread.
+    the thread, as does one of the store, which has to be reopened.
 
     Args:
         name: Name of the thread, and prefix of its log events.
@@ -74,7 +75,7 @@ class RetryLoop:
                     self._work()
                 except Exception as error:
                     # py4j raises errors of many types when Delta is away. A JVM that has ended does not come back.
-                    if not is_transient(error) or isinstance(error, Py4JNetworkError):
+                    if not is_transient(error) or isinstance(error, Py4JNetworkError | StoreStopped):
                         raise
                     failures += 1
                     self.problem = f"{self._problem_prefix}: {_first_line(error)}"

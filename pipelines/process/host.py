@@ -24,6 +24,7 @@ import structlog
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from broker_state.store.rocks_store import DiskFailed
 from checkpoints.ownership import Ownership
 from connectors.delta.file_access import files_made_with
 from connectors.delta.session import QUICK_COMPILER, build_session
@@ -232,7 +233,7 @@ class Host:
             rotate = functools.partial(rotate_in_place, self.jvm_log_file)
             self._start_periodic(Periodic("jvm_log", JVM_LOG_INTERVAL_S, rotate))
         self._step("reconciling state, log and tables")
-        self.job = self._start_job()
+        self.job = self._start_first_job()
         self._stack.callback(self._stop_last_job)
         self.metrics.bind_gauges({Metric.READY: lambda: not self.not_ready_reasons})
         self.answers = JobAnswers(self.job, self.metrics)
@@ -310,6 +311,14 @@ class Host:
                 self._stack.callback(_stop_quietly, "spark", session.stop)
         silence_query_errors()
         return session
+
+    def _start_first_job(self) -> Job:
+        """Start the first job of the process, and once more if the disk has failed: then it is known for damaged."""
+        try:
+            return self._start_job()
+        except DiskFailed as error:
+            _log.warning("start_repeated", error=str(error))
+            return self._start_job()
 
     def _start_job(self) -> Job:
         assert self._ownership is not None

@@ -16,19 +16,19 @@ from rocksdict import Rdict, WriteOptions
 from broker_state.store import rocks_store
 from broker_state.store.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, queue_prefix
 from broker_state.store.overlay import DEADLINES, OPS, STATE, Overlay
-from broker_state.store.rocks_store import FAMILIES, META, OUTBOX, RocksStore, StoreStopped
+from broker_state.store.rocks_store import FAMILIES, META, OUTBOX, DiskFailed, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.loops.retry_loop import RetryLoop
-from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
+from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, PopstreamError
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 from tests.support.left_behind import damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 TOPIC = "popstream.ops"
 READS = {"get", "iter", "get_column_family", "get_column_family_handle", "latest_sequence_number", "close"}
@@ -39,6 +39,7 @@ class Disk:
 
     writes: list[int]
     broken: bool
+    error: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._db = Rdict(*args, **kwargs)
@@ -47,8 +48,7 @@ class Disk:
         assert options is not None, "a write without options is not synced"
         assert options.sync, "a write that is not synced can be lost after it was answered"
         if Disk.broken:
-            message = "IO error: No space left on device"
-            raise OSError(message)
+            raise OSError(Disk.error)
         Disk.writes.append(batch.size_in_bytes())
         self._db.write(batch, options)
 
@@ -72,7 +72,7 @@ class _ReadOnly:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
     monkeypatch.setattr(rocks_store, "Rdict", Disk)
-    Disk.writes, Disk.broken = [], False
+    Disk.writes, Disk.broken, Disk.error = [], False, "IO error: No space left on device"
     return Disk
 
 
@@ -370,20 +370,72 @@ def test_a_damaged_file_is_told_and_never_an_end(tmp_path: Path) -> None:
             store.frozen().get_many(STATE, keys)
 
 
+def fail(error: str) -> Callable[..., None]:
+    def raise_it(*_: object) -> None:
+        raise Exception(error)  # noqa: TRY002 - as rocksdict
+
+    return raise_it
+
+
+UNREADABLE = "IO error: Input/output error: While pread offset 0 len 4096: /state/000009.sst"
+
+
 def test_a_read_that_fails_is_no_fault_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next start tries the disk again; no record is quarantined."""
-
-    def fail(*_: object) -> None:
-        raise Exception("IO error: While pread offset 0 len 4096: Input/output error")  # noqa: TRY002 - as rocksdict
-
+    """The next start tries the disk again, and knows the file for damaged then; no record is quarantined."""
+    errors = []
     for _ in range(8):
         with RocksStore(tmp_path / "state") as store, monkeypatch.context() as broken:
             job = SmallJob(tmp_path, store)
-            broken.setattr(store, "_families", dict.fromkeys(FAMILIES, SimpleNamespace(get=fail)))
-            with pytest.raises(StoreStopped, match="the state cannot be read: IO error"):
+            broken.setattr(store, "_families", dict.fromkeys(FAMILIES, SimpleNamespace(get=fail(UNREADABLE))))
+            with pytest.raises(PopstreamError, match="the state cannot be read: IO error") as caught:
                 job.run(DECLARE, written_to(0, 3))
+            errors.append(caught.value)
+    assert [type(error) for error in errors] == [DiskFailed, *[Corrupt] * 7]
+    assert str(errors[0]) == f"the state cannot be read: {UNREADABLE}\n  if it fails again, {RESTORE}"
+    assert errors[1].message == f"the state cannot be read: {UNREADABLE}: the disk has failed there twice: {RESTORE}"
     with RocksStore(tmp_path / "state") as store:
         job = SmallJob(tmp_path, store)
         job.run(DECLARE, written_to(0, 3))
         assert len(job.quarantine) == 0
         assert job.apply_ops.applied.apply_seq == 1
+
+
+def test_an_io_error_is_damage_only_where_the_disk_failed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may fail for a moment, and in one opening for each read of a file."""
+
+    def error_of(said: str, path: Path, *, times: int = 1) -> type[BaseException]:
+        with RocksStore(path) as store, monkeypatch.context() as broken:
+            broken.setattr(store, "_families", {STATE: SimpleNamespace(get=fail(said))})
+            for _ in range(times):
+                with pytest.raises(PopstreamError) as caught:
+                    store.get(STATE, b"key")
+        return type(caught.value)
+
+    assert error_of(UNREADABLE, tmp_path / "state", times=3) is DiskFailed
+    assert error_of(UNREADABLE.replace("000009", "000011"), tmp_path / "state") is DiskFailed
+    assert error_of(UNREADABLE, tmp_path / "queues") is DiskFailed, "another store"
+    assert error_of(UNREADABLE.replace("Input/output error", "No space left on device"), tmp_path / "state") is (
+        StoreStopped
+    )
+    assert error_of(UNREADABLE, tmp_path / "state") is Corrupt
+
+
+def test_a_write_that_fails_is_damage_unless_one_succeeded_since(tmp_path: Path, disk: type[Disk]) -> None:
+    """Each opening writes to a new file, and what has failed once in a network may never fail again."""
+
+    def error_of_a_write() -> type[BaseException]:
+        with RocksStore(tmp_path / "state") as store:
+            disk.broken = True
+            with pytest.raises(PopstreamError) as caught:
+                store.write_changes([(STATE, b"key", b"value")])
+            disk.broken = False
+        return type(caught.value)
+
+    disk.error = "IO error: Input/output error: While appending to file: /state/000012.log"
+    assert error_of_a_write() is DiskFailed
+    with RocksStore(tmp_path / "state") as store:
+        store.write_changes([(STATE, b"key", b"value")])
+    assert error_of_a_write() is DiskFailed
+    assert error_of_a_write() is Corrupt

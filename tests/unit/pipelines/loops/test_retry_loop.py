@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from broker_state.store.rocks_store import StoreStopped
 from pipelines.loops import retry_loop as retry_loop_module
 from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.base_errors import Corrupt
@@ -60,13 +61,14 @@ def test_it_retries_and_reports_the_problem(failures: list[BaseException], monke
     assert failures == []
 
 
-def test_a_permanent_error_ends_it(failures: list[BaseException]) -> None:
-    corrupt = Corrupt("the table was RESTOREd")
-    work = Work(corrupt)
+@pytest.mark.parametrize("error", [Corrupt("the table was RESTOREd"), StoreStopped("the state cannot be read")])
+def test_an_error_that_no_retry_mends_ends_it(failures: list[BaseException], error: Exception) -> None:
+    """A store that has failed has to be reopened."""
+    work = Work(error)
     loop = started(work, failures)
     wait_for(lambda: failures)
     loop.stop()
-    assert (failures, work.calls) == ([corrupt], 1)
+    assert (failures, work.calls) == ([error], 1)
 
 
 def test_stop_calls_the_work_once_more(failures: list[BaseException]) -> None:

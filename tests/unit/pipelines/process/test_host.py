@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from broker_state.store.rocks_store import DiskFailed
 from checkpoints.ownership import Ownership
 from pipelines.job_settings import JobSettings
 from pipelines.process import host as host_module
@@ -133,6 +134,20 @@ def test_a_job_that_does_not_stop_is_not_replaced(tmp_path: Path, monkeypatch: p
         Ownership(tmp_path / "lock")
     ownership.release()
     host.first.may_stop.set()
+
+
+def test_a_first_start_whose_disk_fails_is_repeated_once(tmp_path: Path) -> None:
+    """The supervisor would repeat it in other processes, none of which knows of the failure before."""
+    damaged = Corrupt("the disk has failed there twice")
+    host = UnenteredHost(tmp_path, Unavailable(""), [DiskFailed("Input/output error"), damaged])
+    with pytest.raises(Corrupt) as caught:
+        host._start_first_job()
+    assert caught.value is damaged
+    away = Unavailable("Kafka is away")
+    host = UnenteredHost(tmp_path, Unavailable(""), [away])
+    with pytest.raises(Unavailable) as not_repeated:
+        host._start_first_job()
+    assert not_repeated.value is away
 
 
 def test_a_restart_does_not_take_over_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
