@@ -12,7 +12,7 @@ older or newer one makes no difference. A start repairs differences silently if 
 and refuses all others with the command that repairs them. docs/testing.md, "Divergences", lists them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -51,11 +51,19 @@ class LogFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableFound(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit table: the last apply_seq in Delta by state epoch, and whether it was RESTOREd."""
+    """An audit table.
+
+    Attributes:
+        name: Its name.
+        delivered: The last apply_seq in Delta by state epoch.
+        was_restored: It was RESTOREd.
+        written_since: State epochs that have written rows after the restore that began the present one.
+    """
 
     name: str
     delivered: Mapping[str, int]
     was_restored: bool = False
+    written_since: Collection[str] = ()
 
 
 class MissingRows(NamedTuple):
@@ -227,6 +235,7 @@ def _refuse_other_tables(applied: Applied, tables: Iterable[TableFound]) -> None
     for table in tables:
         delivered = table.delivered.get(epoch, -1)
         strange += [f"{table.name}: {other}" for other in sorted(table.delivered.keys() - ours)]
+        strange += [f"{table.name}: {other}, after the restore" for other in sorted({*table.written_since} & ours)]
         if table.was_restored:
             restored.append(table.name)
         if delivered > applied.apply_seq:

@@ -64,6 +64,8 @@ class ExactlyOnceTable:
         restores_known: Version of the table up to which a restore has handled every RESTORE.
         durable: Return from `append` only when the commit survives a power loss. Without it the caller must keep the
             rows until something else makes the commit durable.
+        require_ownership: Raises if another job may write to the table now. Called right before each commit, because
+            a process may be frozen while it writes data files.
 
     Attributes:
         delivered: v: the rows of all versions up to this one are in the table; -1: none.
@@ -72,6 +74,8 @@ class ExactlyOnceTable:
         versions: The last version of each state epoch, as Delta stores them.
         was_restored: The table was RESTOREd and no restore has handled it: rows may be missing that Delta counts as
             written.
+        written_since: State epochs that have written rows after the restore that began this one, and before its first
+            rows: they are not known to it.
 
     Raises:
         Invalid: The table has other columns than this version writes, or a feature for which rows cannot be appended
@@ -88,6 +92,7 @@ class ExactlyOnceTable:
         *,
         restores_known: int | None = None,
         durable: bool = True,
+        require_ownership: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the table if it is missing, and read its versions."""
         self.name = table.name
@@ -100,6 +105,7 @@ class ExactlyOnceTable:
         self._app_id = app_id(pipeline, table.name, state_epoch)
         self._restores_known = restores_known
         self._durable = durable
+        self._require_ownership = require_ownership
         ensure_table(spark, root, table)
         self._read()
 
@@ -127,6 +133,7 @@ class ExactlyOnceTable:
         # A state without rows in this table, and without a restore, cannot miss rows.
         counts_on_rows = self.committed != NOTHING or self._restores_known is not None
         self.was_restored = counts_on_rows and self._has_unknown_restore(recent)
+        self.written_since = self._others_since_restore(recent)
         if recent and self._app_id in recent[-1].txns:
             # A RESTORE between the last check and our commit is below that commit.
             below = self._down_to_a_commit_of_a_job(history)
@@ -147,8 +154,9 @@ class ExactlyOnceTable:
             version: Above v.
 
         Raises:
-            Fenced: Another writer committed for the same state.
+            Fenced: Another job has committed since the table was read, or owns the prefix now.
             Corrupt: The table was RESTOREd, or its log is damaged.
+            Unavailable: It is not known whether this job owns the prefix.
             Invalid: Somebody has changed the table so that rows cannot be appended.
             OSError: The disk is full, for example.
         """
@@ -161,6 +169,7 @@ class ExactlyOnceTable:
         before = self._version
         with deleted_unless_committed(self._path, before, [file.path for file in files]):
             assert version > self.delivered, f"{self.name}: {version} is delivered, the table has {self.delivered}"
+            self._require_ownership()
             committed = write_commit(
                 self._path,
                 before,
@@ -203,10 +212,9 @@ class ExactlyOnceTable:
 
     def _require_compatible(self, commit: Commit, version: int) -> None:
         """Raise if rows of this state must not follow a commit of somebody else."""
-        if self._app_id in commit.txns:
-            message = (
-                f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"
-            )
+        if versions_by_epoch(commit.txns, self._pipeline, self.name):
+            state = "the same state" if self._app_id in commit.txns else "another state"
+            message = f"another process writes to {self.name} for {state} (at apply_seq {version}): stop this one"
             raise Fenced(message, subject=self.name)
         if commit.operation == "RESTORE":
             raise self._restored()
@@ -245,6 +253,11 @@ class ExactlyOnceTable:
     def _has_unknown_restore(self, commits: Iterable[Commit]) -> bool:
         known = NOTHING if self._restores_known is None else self._restores_known
         return _has_restore(commit for commit in commits if commit.version > known)
+
+    def _others_since_restore(self, recent: list[Commit]) -> set[str]:
+        if not recent or self._restores_known is None or recent[-1].version <= self._restores_known:
+            return set()
+        return {*versions_by_epoch(recent[-1].txns, self._pipeline, self.name)} - {self._state_epoch}
 
     def _restored(self) -> Corrupt:
         message = (

@@ -22,7 +22,7 @@ from connectors.delta.rows import completed_rows, in_pieces
 from connectors.delta.tables import AUDIT_TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -45,6 +45,7 @@ class AuditFlusher:
         rejected_heads: What is kept of the values in `rejected`; the outbox has their heads until then.
         durable: Return from `flush` only when the commit survives a power loss. Without it outbox entries must be kept
             until something else makes the commit durable.
+        require_ownership: Raises if another job may write to the tables now. Called right before each commit.
 
     Raises:
         Invalid: A table has other columns than this version writes.
@@ -66,6 +67,7 @@ class AuditFlusher:
         restores_known: Mapping[str, int] | None = None,
         durable: bool = True,
         rejected_heads: RejectedHeads = RejectedHeads.WHOLE,
+        require_ownership: Callable[[], None] = lambda: None,
     ) -> None:
         """Create missing tables and read the versions of each."""
         self._state_epoch = state_epoch
@@ -89,6 +91,7 @@ class AuditFlusher:
                 state_epoch,
                 restores_known=(restores_known or {}).get(name),
                 durable=durable,
+                require_ownership=require_ownership,
             )
             for name, table in AUDIT_TABLES.items()
         }
@@ -118,8 +121,9 @@ class AuditFlusher:
             upto: Last apply_seq of the span, with or without rows.
 
         Raises:
-            Fenced: Another writer committed for the same state.
+            Fenced: Another job has committed since the tables were read, or owns the prefix now.
             Corrupt: A slice cannot be read, or the table was RESTOREd.
+            Unavailable: It is not known whether this job owns the prefix.
         """
         writer = self.tables[table]
         if table in self._in_doubt:

@@ -36,7 +36,6 @@ class DeltaFlush:
         outbox: Holds the rows.
         sink: Writes them.
         applied_seq: Returns the last apply_seq that is written.
-        check_ownership: Raises Fenced once another job has taken the prefix. Called before each commit.
         on_lap: Is told of each flush that had rows to write.
     """
 
@@ -46,13 +45,11 @@ class DeltaFlush:
         sink: TableSink,
         *,
         applied_seq: Callable[[], int],
-        check_ownership: Callable[[], None] = lambda: None,
         on_lap: OnLap = ignore_lap,
     ) -> None:
         self._outbox = outbox
         self._sink = sink
         self._applied_seq = applied_seq
-        self._check_ownership = check_ownership
         self._on_lap = on_lap
         committed = min(sink.delivered(table) for table in AUDIT_TABLES)
         # Committed by an earlier process that was killed before the outbox noted it.
@@ -82,7 +79,6 @@ class DeltaFlush:
         lap.facts = {"apply_seq": upto, "bytes": sum(len(data) for _, _, data in slices)}
         rows = 0
         for table in AUDIT_TABLES:
-            self._check_ownership()
             rows += self._sink.flush(table, ((seq, data) for seq, name, data in slices if name == table), upto)
             failpoint("flush")
         lap.facts["rows"] = rows

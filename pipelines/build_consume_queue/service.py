@@ -45,6 +45,7 @@ class BuilderService:
         spark: The session.
         on_failure: Called with the error that ended it.
         on_lap: Is told of each flush of units.
+        require_ownership: Raises if another job may write to the tables now. Called right before each commit.
     """
 
     store: RocksStore
@@ -63,8 +64,10 @@ class BuilderService:
         on_failure: Callable[[BaseException], None],
         *,
         on_lap: OnLap = ignore_lap,
+        require_ownership: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_lap = on_lap
+        self._require_ownership = require_ownership
         self._settings = settings
         self._folder = folder
         self._connection = connection
@@ -143,6 +146,7 @@ class BuilderService:
             interval_s=self._settings.flush_interval_s,
             on_failure=self._on_failure,
             on_lap=self._on_lap,
+            require_ownership=self._require_ownership,
         )
 
     def _start_sender(self) -> None:

@@ -49,6 +49,7 @@ class UnitFlush:
         interval_s: A longer interval makes fewer and larger files, and an older table.
         on_failure: Called once with the error that ended the thread.
         on_lap: Is told of each flush that had rows to write.
+        require_ownership: Raises if another job may write to the table now. Called right before each commit.
 
     Attributes:
         loop: The thread; the caller starts and stops it.
@@ -68,12 +69,15 @@ class UnitFlush:
         interval_s: float,
         on_failure: Callable[[BaseException], None],
         on_lap: OnLap = ignore_lap,
+        require_ownership: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_lap = on_lap
         self._spark = spark
         self._builder = builder
         self._outbox = outbox
-        self._table = ExactlyOnceTable(spark, root, CONSUME_QUEUE, PIPELINE, builder.built.state_epoch)
+        self._table = ExactlyOnceTable(
+            spark, root, CONSUME_QUEUE, PIPELINE, builder.built.state_epoch, require_ownership=require_ownership
+        )
         self._table.require_not_restored()
         self._flush_lock = threading.Lock()
         if self._table.delivered > builder.built.build_seq:

@@ -283,13 +283,19 @@ class Job:
             compared_from=replay.compared_from,
             restores_known=replay.table_version,
             rejected_heads=self.settings.rejected_heads,
+            require_ownership=self._require_tables,
         )
         reconcile(
             known,
             decode_noted(self.store.get(META, NOTED_KEY)),
             found_log(self.connection, self.ops),
             [
-                TableFound(name=name, delivered=table.versions, was_restored=table.was_restored)
+                TableFound(
+                    name=name,
+                    delivered=table.versions,
+                    was_restored=table.was_restored,
+                    written_since=table.written_since,
+                )
                 for name, table in self._flusher.tables.items()
             ],
             replay,
@@ -317,6 +323,16 @@ class Job:
     def _require_ownership(self) -> None:
         self._ownership.require()
         self._prefix.require()
+
+    def _require_tables(self) -> None:
+        """Check that no other job may write to the tables: those in a folder of their own may be shared.
+
+        Tables in the folder of the job get their rows also while Kafka is away.
+        """
+        if self.folder.tables is None:
+            self._prefix.check()
+        else:
+            self._prefix.require()
 
     @property
     def _prefix(self) -> PrefixOwnership:
@@ -389,8 +405,6 @@ class Job:
             self.outbox,
             self._flusher,
             applied_seq=lambda: self.applied.apply_seq,
-            # Not `require`: these tables are in the job's own folder, and get their rows also while Kafka is away.
-            check_ownership=self._prefix.check,
             on_lap=self._on_lap,
         )
         self.flush_loop = RetryLoop(
@@ -445,7 +459,13 @@ class Job:
     def _start_builder(self) -> None:
         if self.settings.message_globs:
             self.builder = BuilderService(
-                self.settings, self.folder, self.connection, self._spark, self.fail, on_lap=self._on_lap
+                self.settings,
+                self.folder,
+                self.connection,
+                self._spark,
+                self.fail,
+                on_lap=self._on_lap,
+                require_ownership=self._require_tables,
             ).start()
             self._stack.callback(self.builder.stop)
             builder = self.builder.builder

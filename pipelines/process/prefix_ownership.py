@@ -20,7 +20,7 @@ from checkpoints.prefix_owner import Contender, Owner, Take, when_to_take
 from connectors.kafka.owner_log import LastRecord, SupersededError
 from popstream.wire.base_errors import Fenced, Invalid, PopstreamError, Unavailable
 
-__all__ = ["OwnerRecords", "PrefixOwnership"]
+__all__ = ["OwnerRecords", "PrefixOwnership", "require_ended"]
 
 _log = structlog.get_logger(__name__)
 
@@ -60,6 +60,47 @@ class OwnerRecords(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
+
+
+def require_ended(prefix: str, records: OwnerRecords, place: str) -> Owner | None:
+    """Return the last owner of a prefix, which has ended, or None if there was none. May wait for its heartbeat.
+
+    Args:
+        prefix: The prefix.
+        records: The topic with the owner.
+        place: Identity of a lock file that the caller holds: an owner with the same one has ended.
+
+    Raises:
+        Fenced: It runs.
+        Unavailable: Kafka does not answer.
+    """
+    while True:
+        last = records.last()
+        if last is None:
+            return None
+        if last.value.ended or last.value.place == place or _is_silent(prefix, records, last):
+            return last.value
+
+
+def _is_silent(prefix: str, records: OwnerRecords, before: LastRecord[Owner]) -> bool:
+    """Wait whether the owner is silent. False: it has ended in order meanwhile, or was replaced.
+
+    Raises:
+        Fenced: It has sent a heartbeat.
+    """
+    _log.info("prefix_waits", prefix=prefix, owner=str(before.value))
+    deadline_s = _now_s() + SILENCE_S
+    while (left_s := deadline_s - _now_s()) > 0:
+        time.sleep(min(POLL_S, left_s))
+        found = records.last()
+        if found is None or found.value.session != before.value.session or found.value.ended:
+            return False
+        if found.kafka_offset != before.kafka_offset:
+            message = (
+                f"another job runs with the prefix {prefix}: {before.value}. Stop it first, or use another --prefix"
+            )
+            raise Fenced(message, subject=prefix)
+    return True
 
 
 class PrefixOwnership:
@@ -127,7 +168,11 @@ class PrefixOwnership:
         for _ in range(TRIES_MAX):
             before = self._records.last()
             when = when_to_take(self._prefix, None if before is None else before.value, contender)
-            if before is not None and when is Take.AFTER_SILENCE and not self._is_silent(before):
+            if (
+                before is not None
+                and when is Take.AFTER_SILENCE
+                and not _is_silent(self._prefix, self._records, before)
+            ):
                 continue
             if self._replace(before, take_over=take_over):
                 break
@@ -206,27 +251,6 @@ class PrefixOwnership:
             _log.info("prefix_not_released", prefix=self._prefix, error=str(error))
         finally:
             self._records.close()
-
-    def _is_silent(self, before: LastRecord[Owner]) -> bool:
-        """Wait whether the owner is silent. False: it has ended in order meanwhile, or was replaced.
-
-        Raises:
-            Fenced: It has sent a heartbeat.
-        """
-        _log.info("prefix_waits", prefix=self._prefix, owner=str(before.value))
-        deadline_s = _now_s() + SILENCE_S
-        while (left_s := deadline_s - _now_s()) > 0:
-            time.sleep(min(POLL_S, left_s))
-            found = self._records.last()
-            if found is None or found.value.session != before.value.session or found.value.ended:
-                return False
-            if found.kafka_offset != before.kafka_offset:
-                message = (
-                    f"another job runs with the prefix {self._prefix}: {before.value}. Stop it first, or use another"
-                    " --prefix"
-                )
-                raise Fenced(message, subject=self._prefix)
-        return True
 
     def _replace(self, before: LastRecord[Owner] | None, *, take_over: bool) -> bool:
         """Become the owner, unless the topic has another last record than `before`."""

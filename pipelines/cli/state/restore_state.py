@@ -21,6 +21,7 @@ from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.target import require_job_folder
 from pipelines.job_settings import JobSettings
+from pipelines.process.prefix_ownership import require_ended
 from pipelines.recovery.replaced_files import move_tables_away
 from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.take_snapshot import take_snapshot
@@ -36,7 +37,7 @@ def run_restore(
     """Restore, and report the new state.
 
     Raises:
-        Fenced: A job owns the folder.
+        Fenced: A job owns the folder, or another one runs with the prefix.
         Invalid: The ops topic, the snapshot or a table does not exist, or the folder is not that of a job. Nothing was
             created.
         Unavailable: Kafka does not answer.
@@ -51,10 +52,10 @@ def run_restore(
     else:
         require_job_folder(folder)
     umask = umask_of_tables(folder.delta, otherwise=settings.umask)
-    with files_made_with(umask), Ownership(folder.lock):
+    with files_made_with(umask), Ownership(folder.lock) as ownership:
         with the_kafka_of(settings, var) as connection, reading_session(var) as spark, working("restoring"):
             log = log_of(connection, settings.topic_prefix)
-            continues = _owner_epoch(connection, settings.topic_prefix)
+            continues = _owner_epoch(connection, settings.topic_prefix, ownership.place)
             move_tables_away(folder, rebuild)
             restored = restore(folder, log, connection, spark, snapshots, lossy=lossy, only=only, continues=continues)
         if restored.since_loss and not _has_base(restored, snapshots):
@@ -66,13 +67,17 @@ def run_restore(
     _print(restored)
 
 
-def _owner_epoch(connection: KafkaConnection, prefix: str) -> str:
-    """Return the state epoch of the owner of the prefix, or an empty text if nobody has owned it yet."""
+def _owner_epoch(connection: KafkaConnection, prefix: str, place: str) -> str:
+    """Return the state epoch of the last owner of the prefix, or an empty text if nobody has owned it yet.
+
+    Raises:
+        Fenced: It runs, and would write rows that the restore does not know: `place` is not that of its lock file.
+    """
     name = Topics.of(prefix).owner
     if name not in describe(connection, [name]):
         return ""
-    found = OwnerLog(connection, name, Owner).last()
-    return "" if found is None else found.value.state_epoch
+    owner = require_ended(prefix, OwnerLog(connection, name, Owner), place)
+    return "" if owner is None else owner.state_epoch
 
 
 def _has_base(restored: Restored, snapshots: SnapshotStore) -> bool:

@@ -77,6 +77,15 @@ def test_rocksdb_older_than_the_checkpoint_but_not_than_delta_is_decided_again()
     reconcile(STATE, {}, LOG, [table(b=30)])
 
 
+def test_rows_that_a_former_state_wrote_after_the_restore_are_refused() -> None:
+    """Its job ran on, and the restored state would write rows of the same records again."""
+    state = msgspec.structs.replace(STATE, former_epochs=["a"])
+    found = [msgspec.structs.replace(table(a=34, b=30), written_since={"a"}), table("rejected", a=20)]
+    said = refusal(state, {}, LOG, *found)
+    assert "decisions of another state" in said
+    assert said.endswith("`popstream restore`\n  operations: a, after the restore")
+
+
 def test_rocksdb_lost() -> None:
     said = refusal(None, {}, LOG, table(b=31), table("rejected"))
     assert "there is no state, but the audit tables have decisions" in said

@@ -4,6 +4,7 @@ work as they are printed, by whichever process.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.printed_commands import completed_commands, remember_job
 from pipelines.process.job import Job
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import RESTORE, Corrupt
+from popstream.wire.base_errors import RESTORE, Corrupt, Unavailable
 from tests.support.threads import leaves_no_thread
 
 if TYPE_CHECKING:
@@ -124,3 +125,20 @@ def test_a_job_in_the_default_folder_names_it_to_other_processes(tmp_path: Path,
     [damage] = damaged_job(JobSettings()).report().damage
     assert damage.endswith(f"`popstream restore --folder {tmp_path / 'var/job'}`")
     assert completed_commands(RESTORE) == RESTORE
+
+
+@pytest.mark.parametrize("tables", [None, "shared"])
+def test_rows_in_tables_that_may_be_shared_need_an_owner_that_kafka_has_confirmed(
+    tmp_path: Path, tables: str | None
+) -> None:
+    """A job that was frozen learns of its successor later than it writes again."""
+
+    def require() -> None:
+        message = "Kafka does not confirm that this job owns the prefix"
+        raise Unavailable(message)
+
+    settings = JobSettings(folder=tmp_path / "job", tables=None if tables is None else tmp_path / tables)
+    job = damaged_job(settings)
+    job.prefix_ownership = SimpleNamespace(require=require, check=lambda: None)
+    with pytest.raises(Unavailable) if tables else nullcontext():
+        job._require_tables()

@@ -15,7 +15,7 @@ import structlog
 from checkpoints.prefix_owner import Owner
 from connectors.kafka.owner_log import LastRecord, SupersededError
 from pipelines.process import prefix_ownership
-from pipelines.process.prefix_ownership import PrefixOwnership
+from pipelines.process.prefix_ownership import PrefixOwnership, require_ended
 from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 from tests.support.threads import eventually
 
@@ -167,6 +167,29 @@ def test_a_copy_of_a_folder_whose_job_was_killed_waits_and_starts(lab: Lab) -> N
     assert job.is_fenced
     copy.require()
     assert not copy.is_fenced
+
+
+def test_a_restore_is_refused_while_the_owner_runs(lab: Lab) -> None:
+    """Elsewhere: its rows would be written after the restore has read the tables. Its own folder is locked."""
+    assert require_ended("shop", Records(lab.topic), "q") is None
+    job, records = lab.running()
+    with pytest.raises(Fenced, match=r"another job runs with the prefix shop: process .* folder /p.* Stop it first"):
+        require_ended("shop", Records(lab.topic), "q")
+    own = require_ended("shop", Records(lab.topic), "p")
+    assert own is not None
+    assert own.state_epoch == "e"
+    job.require()
+    records.is_away = True  # to Kafka it is as if the job were dead
+    began = time.monotonic()
+    dead = require_ended("shop", Records(lab.topic), "q")
+    assert time.monotonic() - began >= 2 * VALID_S
+    assert dead is not None
+    records.is_away = False
+    eventually(lambda: records.is_open)
+    job.release()
+    ended = require_ended("shop", Records(lab.topic), "q")
+    assert ended is not None
+    assert ended.ended
 
 
 def test_a_job_that_was_killed_restarts_at_once(lab: Lab) -> None:

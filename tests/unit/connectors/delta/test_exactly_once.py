@@ -1,0 +1,66 @@
+"""Claim: no row is committed by a job that may no longer write, nor after the commit of another one.
+
+Method: the writer of one table, without Spark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from connectors.delta.tables import AUDIT_TABLES, table_path
+from popstream.wire.base_errors import Fenced, Unavailable
+from tests.support.written_rows import FIRST, rows_of, version_of, writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = AUDIT_TABLES["operations"]
+
+
+def test_ownership_is_required_when_the_rows_are_written_and_not_committed_yet(tmp_path: Path) -> None:
+    """A process that was frozen while it wrote data files may own nothing when it goes on."""
+    found_at_check: list[tuple[int, int]] = []
+    refusals = [Unavailable("Kafka does not confirm it")]
+
+    def require_ownership() -> None:
+        found_at_check.append((version_of(tmp_path, TABLE), len(files())))
+        if refusals:
+            raise refusals.pop()
+
+    def files() -> list[Path]:
+        return list(table_path(tmp_path, TABLE.name).rglob("*.parquet"))
+
+    table = writer(tmp_path, TABLE, require_ownership=require_ownership)
+    created = version_of(tmp_path, TABLE)
+    with pytest.raises(Unavailable):
+        table.append([rows_of(TABLE, FIRST)], 1)
+    assert (version_of(tmp_path, TABLE), files(), table.delivered) == (created, [], -1)
+    table.append([rows_of(TABLE, FIRST)], 1)
+    assert found_at_check == [(created, 1)] * 2
+    assert (version_of(tmp_path, TABLE), table.delivered) == (created + 1, 1)
+
+
+def test_rows_that_a_former_state_has_written_after_the_restore_are_told(tmp_path: Path) -> None:
+    """The restored one would write rows of the same decisions again."""
+    former = writer(tmp_path, TABLE, "former")
+    former.append([rows_of(TABLE, FIRST, epoch="former")], 1)
+    at_restore = version_of(tmp_path, TABLE)
+    assert writer(tmp_path, TABLE, "restored", restores_known=at_restore).written_since == set()
+    former.append([rows_of(TABLE, FIRST, 2, "former")], 2)
+    assert writer(tmp_path, TABLE, "restored", restores_known=at_restore).written_since == {"former"}
+    again = writer(tmp_path, TABLE, "again", restores_known=version_of(tmp_path, TABLE))
+    again.append([rows_of(TABLE, FIRST, 2, "again")], 2)
+    assert writer(tmp_path, TABLE, "again", restores_known=at_restore + 1).written_since == set()
+
+
+@pytest.mark.parametrize("epoch", ["epoch", "restored"])
+def test_nothing_is_committed_after_the_commit_of_another_job(tmp_path: Path, epoch: str) -> None:
+    """With the same state, or with one that was restored from it and decides the same records again."""
+    first, second = writer(tmp_path, TABLE), writer(tmp_path, TABLE, epoch)
+    second.append([rows_of(TABLE, FIRST, epoch=epoch)], 1)
+    before = version_of(tmp_path, TABLE)
+    with pytest.raises(Fenced, match="another process writes to operations for"):
+        first.append([rows_of(TABLE, FIRST)], 1)
+    assert version_of(tmp_path, TABLE) == before
