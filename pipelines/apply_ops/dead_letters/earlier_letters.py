@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from kafka import TopicPartition
 
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import identity_of
 
@@ -21,7 +22,7 @@ MARGIN_MS = 600_000
 """Letters have the time of the job's host, and operations that of a broker."""
 POLL_MS = 200
 _POLLS_MAX = 50
-"""Polls in a row without a record, after which the rest counts as unknown: letters may then be sent twice."""
+"""Polls in a row that do not go on, after which the start fails: a letter that is not known would be sent twice."""
 
 
 class EarlierLetters:
@@ -59,15 +60,19 @@ class EarlierLetters:
 
         Args:
             consumer: A KafkaConsumer, whose assignment is replaced.
+
+        Raises:
+            Unavailable: Kafka does not answer, so it is not known which letters were sent.
         """
         if self._is_loaded:
             return
         times = [*self._oldest_ms, *self._undecided_ms(consumer)]
         if times:
             since = min(times) - MARGIN_MS
-            places = [
-                TopicPartition(self._topic, number) for number in consumer.partitions_for_topic(self._topic) or ()
-            ]
+            places = [TopicPartition(self._topic, number) for number in consumer.partitions_for_topic(self._topic)]
+            if not places:
+                message = f"Kafka does not say which partitions {self._topic} has"
+                raise Unavailable(message, subject=self._topic)
             found = consumer.offsets_for_times(dict.fromkeys(places, max(0, since)))
             first = {place: at.offset for place, at in found.items() if at is not None}
             for record in _records(consumer, first):
@@ -87,7 +92,11 @@ class EarlierLetters:
 
 
 def _records(consumer: Any, first: Mapping[TopicPartition, int]) -> Iterable[Any]:  # noqa: ANN401
-    """Yield the records of partitions from `first` to their present ends."""
+    """Yield the records of partitions from `first` to their present ends.
+
+    Raises:
+        Unavailable: Kafka does not hand them all out.
+    """
     places = list(first)
     if not places:
         return
@@ -95,11 +104,16 @@ def _records(consumer: Any, first: Mapping[TopicPartition, int]) -> Iterable[Any
     end = consumer.end_offsets(places)
     for place, beginning in consumer.beginning_offsets(places).items():
         consumer.seek(place, max(first[place], beginning))
-    idle = 0
-    while idle < _POLLS_MAX and any(consumer.position(place) < end[place] for place in places):
-        polled = consumer.poll(timeout_ms=POLL_MS)
-        idle = 0 if polled else idle + 1
-        for records in polled.values():
+    idle, reached = 0, [consumer.position(place) for place in places]
+    while any(at < end[place] for place, at in zip(places, reached, strict=True)):
+        for records in consumer.poll(timeout_ms=POLL_MS).values():
             yield from (
                 record for record in records if record.offset < end[TopicPartition(record.topic, record.partition)]
             )
+        # Not whether there were records: those of aborted transactions are passed over.
+        before, reached = reached, [consumer.position(place) for place in places]
+        idle = 0 if reached != before else idle + 1
+        if idle == _POLLS_MAX:
+            topic = places[0].topic
+            message = f"Kafka hands out no more records of {topic}, so it is not known which dead letters were sent"
+            raise Unavailable(message, subject=topic)

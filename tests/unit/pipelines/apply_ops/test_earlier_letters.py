@@ -17,6 +17,7 @@ from pipelines.apply_ops.dead_letters.dead_letter_reader import KafkaDeadLetterR
 from pipelines.apply_ops.dead_letters.earlier_letters import MARGIN_MS, EarlierLetters
 from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of, headers_of, identity_of
 
@@ -60,6 +61,7 @@ class Consumer:
         self._topics = topics
         self._position: dict[TopicPartition, int] = {}
         self.read: list[TopicPartition] = []
+        self.silent: set[TopicPartition] = set()
 
     def partitions_for_topic(self, name: str) -> set[int]:
         return {place.partition for place in self._topics.records if place.topic == name}
@@ -88,7 +90,7 @@ class Consumer:
     def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Any]]:
         assert timeout_ms
         for place, position in self._position.items():
-            if position < len(self._topics.records.get(place, ())):
+            if place not in self.silent and position < len(self._topics.records.get(place, ())):
                 self._position[place] += 1
                 self.read.append(place)
                 return {place: [self._topics.records[place][position]]}
@@ -158,6 +160,34 @@ def test_without_anything_to_send_again_no_letter_is_read() -> None:
     earlier.load(consumer)
     assert consumer.read == []
     assert not earlier.take(headers_of(LETTER, 10))
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [TopicPartition("ops", 1), TopicPartition("dead", 0)],
+    ids=["without the time of an operation, later letters alone would be known", "a letter would be sent twice"],
+)
+def test_what_kafka_does_not_hand_out_is_an_error(silent: TopicPartition) -> None:
+    """Which restarts the job; before it, nothing is sent."""
+    topics = Topics()
+    topics.add("ops", NOW_MS)
+    topics.add("ops", NOW_MS - HOUR_MS, partition=1)
+    topics.letter(LETTER, 10, NOW_MS - HOUR_MS)
+    consumer = Consumer(topics)
+    consumer.silent.add(silent)
+    earlier = EarlierLetters("dead", "ops", {0: 0, 1: 0}, [])
+    with pytest.raises(Unavailable, match=f"Kafka hands out no more records of {silent.topic}"):
+        earlier.load(consumer)
+    consumer.silent.clear()
+    earlier.load(consumer)
+    assert earlier.take(headers_of(LETTER, 10))
+
+
+def test_a_topic_whose_partitions_are_not_known_is_an_error() -> None:
+    topics = Topics()
+    topics.add("ops", NOW_MS)
+    with pytest.raises(Unavailable, match="Kafka does not say which partitions dead has"):
+        loaded(topics, {0: 0})
 
 
 def test_the_headers_of_the_message_do_not_count() -> None:
