@@ -35,6 +35,7 @@ from pipelines.build_consume_queue.builder_records import (
     BUILT_KEY,
     Built,
     UnitsInDelta,
+    built_of,
     delta_end_key,
     read_queues,
     reader_of,
@@ -93,10 +94,10 @@ class Builder:
         self._message_base_in_delta = message_base_in_delta
         self._dedup_rule = DedupRule(dedup_window_ms, dedup_ids_max)
         self._warned_s = -WARNING_PAUSE_S
-        stored = store.get(META, BUILT_KEY)
+        stored = built_of(store)
         self.is_new = stored is None
         """The store was empty."""
-        self.built = Built(state_epoch=state_epoch) if stored is None else Built.decode(stored)
+        self.built = Built(state_epoch=state_epoch) if stored is None else stored
         self._stored_epoch = self.built.state_epoch
         self.queues = dict(read_queues(store))
         """Every known queue, including those of topics that were deleted or are no longer chosen."""

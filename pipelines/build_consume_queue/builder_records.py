@@ -7,13 +7,23 @@ import msgspec
 
 from broker_state.consume_queue import ConsumeQueue, Get, place_key
 from broker_state.store.keys import queue_prefix, read_queue_prefix
-from broker_state.store.rocks_store import QUEUES, UNITS, RocksStore
+from broker_state.store.rocks_store import META, QUEUES, UNITS, RocksStore
 from broker_state.store.value_format import StoredRecord
 from pipelines.decide_ops.entry import Entry
 from popstream.wire.command import QueueType
 from popstream.wire.queue_name import QueueName
 
-__all__ = ["BUILT_KEY", "Built", "UnitSpan", "UnitsInDelta", "delta_end_key", "read_queues", "read_spans", "reader_of"]
+__all__ = [
+    "BUILT_KEY",
+    "Built",
+    "UnitSpan",
+    "UnitsInDelta",
+    "built_of",
+    "delta_end_key",
+    "read_queues",
+    "read_spans",
+    "reader_of",
+]
 
 BUILT_KEY = b"built"
 DELTA_END_KEY = b"audited "
@@ -52,6 +62,12 @@ class UnitsInDelta(NamedTuple):
 
     ends: Mapping[tuple[str, int, str], int]
     topic_ids: Mapping[str, str]
+
+
+def built_of(store: RocksStore) -> Built | None:
+    """Return how far a builder's store is, or None if nothing was built yet."""
+    stored = store.get(META, BUILT_KEY)
+    return None if stored is None else Built.decode(stored)
 
 
 def delta_end_key(queue: QueueName) -> bytes:

@@ -171,7 +171,7 @@ def _facts(verified: Verified) -> Iterator[tuple[str, str]]:
         waiting_units = f", {units.in_outbox:,} are not in Delta yet" if units.in_outbox else ""
         yield CONSUME_QUEUE.name, f"{units.in_delta:,} units are equal{waiting_units}"
         yield "message topics", f"{units.in_log:,} units equal their records"
-        for number, why in enumerate(units.not_in_log, 1):
+        for number, why in enumerate([*units.not_in_store, *units.not_in_log], 1):
             yield f"not compared {number}", why
     for number, difference in enumerate(verified.differences, 1):
         yield f"differs {number}", difference

@@ -11,7 +11,7 @@ from connectors.delta.pieces import PiecedTable, TablePiece
 
 __all__ = ["FORMAT", "TablePlan", "VerifyPlan", "read_plan", "unit_source", "unit_sources"]
 
-FORMAT = 3
+FORMAT = 4
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +72,11 @@ class VerifyPlan(msgspec.Struct, frozen=True, kw_only=True):
     units: PiecedTable
     slices: list[dict[str, int]]
     shares: list[list[int]]
+
+    @property
+    def has_units(self) -> bool:
+        """Whether there are units to compare, in the builder's store or in the table."""
+        return self.queues is not None or bool(self.units.pieces)
 
     def total(self, share: int) -> int:
         """Return the number of offsets of a share."""

@@ -102,11 +102,10 @@ def make_plan(
             compared_from={str(p): offset for p, offset in facts.compared_from.get(name, {}).items()},
             first_ms=found.first_ms,
         )
-    units = PiecedTable(-1, "", [])
-    if queues is not None:
-        path = table_path(delta, CONSUME_QUEUE.name)
-        units = find_pieces(path, ("topic", "queue_id", "topic_id"), "queue_offset", unit_sources)
-        _require_columns(delta, CONSUME_QUEUE.name, units)
+    # Also without a store of the builder: a job may have lost it.
+    path = table_path(delta, CONSUME_QUEUE.name)
+    units = find_pieces(path, ("topic", "queue_id", "topic_id"), "queue_offset", unit_sources)
+    _require_columns(delta, CONSUME_QUEUE.name, units)
     partitions = sorted(int(p) for p in end if end[p] > first[p])
     shares = [partitions[number::processes] for number in range(min(processes, len(partitions)))]
     return VerifyPlan(

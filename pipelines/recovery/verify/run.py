@@ -116,7 +116,7 @@ def verify(
             source=source,
             with_messages=with_messages,
         )
-        for number in [*range(len(plan.shares)), *([UNITS] if plan.queues is not None else [])]
+        for number in [*range(len(plan.shares)), *([UNITS] if plan.has_units else [])]
     ]
     results = _run(tasks, progress, since)
     shares = [msgspec.json.decode(results[number], type=ShareResult) for number in range(len(plan.shares))]

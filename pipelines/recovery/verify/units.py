@@ -21,13 +21,14 @@ from connectors.delta.pieces import Span, TablePiece, read_piece, rows_since
 from connectors.delta.row_comparison import Comparison, compare_rows
 from connectors.delta.tables import CONSUME_QUEUE, table_path
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue.builder_records import read_queues, read_spans, reader_of
+from pipelines.build_consume_queue.builder_records import built_of, read_queues, read_spans, reader_of
 from pipelines.build_units.unit_tables import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify.plan import VerifyPlan, unit_source, unit_sources
 from pipelines.recovery.verify.slices import slices_of
 from pipelines.recovery.verify.table_rows import PieceReader
+from pipelines.recovery.verify.unknown_queues import unknown_rows
 from pipelines.recovery.verify.work_folder import replace_file
 from popstream.payload.inner_batch import inner_count
 from popstream.wire.dedup_id import dedup_hash_of
@@ -67,6 +68,7 @@ class UnitResult(msgspec.Struct, kw_only=True):
         in_log: Units of the store, compared with records.
         different_queues: Those with differences in `in_log`.
         not_in_log: Queues that are not compared with a log, with the reason.
+        not_in_store: Rows of the table that are not compared, with the reason.
     """
 
     slices: int = 0
@@ -75,6 +77,7 @@ class UnitResult(msgspec.Struct, kw_only=True):
     in_log: Comparison = msgspec.field(default_factory=Comparison)
     different_queues: list[DifferentQueue] = []
     not_in_log: list[str] = []
+    not_in_store: list[str] = []
 
 
 def compare_units(
@@ -86,7 +89,7 @@ def compare_units(
     """Compare all units, from where an earlier process stopped.
 
     Args:
-        plan: The verification, of a job with a builder.
+        plan: The verification, of a job with a builder, or with rows that one has left in the table.
         noted: File that says how far the comparison is.
         logs: By queue, its log, or why it is not compared.
         on_progress: Called with what is being done, and offsets done and in all.
@@ -95,10 +98,12 @@ def compare_units(
         Corrupt: A file is damaged.
         Unavailable: Kafka does not answer.
     """
-    assert plan.queues is not None
+    if plan.queues is None:
+        return UnitResult(not_in_store=unknown_rows(plan, {}, None).not_compared)
     result = _noted(noted)
     with RocksStore(Path(plan.queues), BUILDER_FAMILIES, read_only=True) as store:
-        queues = {unit_source(*queue, record.topic_id): (queue, record) for queue, record in read_queues(store)}
+        stored = dict(read_queues(store))
+        queues = {unit_source(*queue, record.topic_id): (queue, record) for queue, record in stored.items()}
         first = {source: record.start_offset for source, (_, record) in queues.items()}
         end = {source: record.end_offset for source, (_, record) in queues.items()}
         slices = slices_of(first, end, plan.units.pieces, SLICE_OFFSETS)
@@ -106,6 +111,10 @@ def compare_units(
         reader = PieceReader([(piece.spans, _file_reader(plan, piece)) for piece in plan.units.pieces], queues, _within)
         total = sum(end[source] - first[source] for source in queues)
         result.not_in_log = sorted({log for log in logs.values() if isinstance(log, str)})
+        if not result.slices:
+            unknown = unknown_rows(plan, stored, built_of(store))
+            result.not_in_store = unknown.not_compared
+            result.in_delta.add(unknown.extra)
         ends = [first, *slices]
         for number in range(result.slices, len(slices)):
             slice_ = {source: (ends[number][source], ends[number + 1][source]) for source in queues}

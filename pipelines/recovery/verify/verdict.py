@@ -59,13 +59,15 @@ EMBEDDED = Advice(
 class UnitCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Units of the builder's store: equal ones in Delta and in message topics, and those that are not in Delta yet.
 
-    `not_in_log` names the queues that were not compared with their log, and why.
+    `not_in_log` names the queues that were not compared with their log, and why; `not_in_store` the rows of the table
+    that were not compared, because the store does not have their queues.
     """
 
     in_delta: int
     in_outbox: int
     in_log: int
     not_in_log: list[str]
+    not_in_store: list[str]
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +79,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
         keys: Number of keys of the state that are equal, byte for byte.
         rows: Number of equal rows in Delta, by table.
         not_in_delta: Number of equal rows that are still in the outbox, by table.
-        units: Of the builder; None: it has built nothing.
+        units: Of the builder; None: it has built nothing, and the table has no rows.
         differences: What differs: a line "N of M" for each kind with the first differences of it, and then what to do.
             Empty: nothing differs.
         cpu_us_a_record: Microseconds of CPU a record, by step, in the processes that decide.
@@ -135,6 +137,7 @@ def verdict(
             in_outbox=units.in_outbox,
             in_log=units.in_log.equal,
             not_in_log=units.not_in_log,
+            not_in_store=units.not_in_store,
         ),
         differences=[*keys.lines(), *differences, *advice],
         cpu_us_a_record={step: round(1e6 * seconds / max(1, records), 1) for step, seconds in cpu_s.items()},

@@ -65,7 +65,8 @@ def _compare_units(
     between: Callable[[str, int, int, int], Iterator[object]],
     on_progress: OnProgress,
 ) -> object:
-    assert plan.queues is not None
+    if plan.queues is None:
+        return compare_units(plan, folder.units, {}, on_progress)
     with RocksStore(Path(plan.queues), BUILDER_FAMILIES, read_only=True) as store:
         queues = dict(read_queues(store))
     names = sorted({topic for topic, _ in queues})

@@ -28,6 +28,8 @@ from pipelines.recovery.take_snapshot import take_snapshot
 from pipelines.recovery.verify import Inputs, WorkFolder, run, verify
 from pipelines.recovery.verify.decide_again import run_share
 from pipelines.recovery.verify.plan import read_plan
+from pipelines.recovery.verify.units import compare_units
+from pipelines.recovery.verify.worker import UNITS
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.command import Command, encode_command
@@ -215,7 +217,11 @@ class VerifyScene:
             def note(doing: str, done: int, total: int, number: int = task.number) -> None:
                 progress.note(str(number), doing, done, total)
 
-            found = run_share(plan, task.number, self.work().share(task.number), self.decoder, self.read, note)
+            found: object
+            if task.number == UNITS:
+                found = compare_units(plan, self.work().units, {}, note)
+            else:
+                found = run_share(plan, task.number, self.work().share(task.number), self.decoder, self.read, note)
             results[task.number] = msgspec.Raw(msgspec.json.encode(found))
         return results
 

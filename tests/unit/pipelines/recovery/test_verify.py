@@ -6,6 +6,7 @@ outbox; then one thing is changed. The shares run in this process.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,9 @@ from broker_state.store.overlay import STATE
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.snapshot_retention import SnapshotRetention
-from connectors.delta.tables import AUDIT_TABLES
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
 from pipelines.apply_ops.quarantine import quarantine_change
+from pipelines.cli.state.verify_state import _facts
 from pipelines.recovery.progress import Progress
 from pipelines.recovery.take_snapshot import take_snapshot
 from pipelines.recovery.verify import planning
@@ -29,7 +31,8 @@ from pipelines.recovery.verify.planning import require_undamaged
 from pipelines.recovery.verify.work_folder import WorkFolder
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced, Invalid
 from tests.support.flipped_byte import flip_byte
-from tests.support.in_process.verify_scene import VerifyScene
+from tests.support.in_process.verify_scene import VerifyScene, WrittenTable
+from tests.support.written_rows import rows_of
 
 if TYPE_CHECKING:
     from checkpoints.snapshot_store import Snapshot
@@ -48,9 +51,23 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VerifyScene:
     return scene
 
 
+def test_units_whose_store_is_missing_are_counted(scene: VerifyScene) -> None:
+    """Otherwise a lost `queues/` would look as if everything were equal."""
+    table = WrittenTable(scene.delta, CONSUME_QUEUE.name)
+    assert scene.verify().units is None, "a job without message topics"
+    table.append(rows_of(CONSUME_QUEUE, dt.date(1970, 1, 1)))
+    found = scene.verify()
+    assert found.differences == []
+    assert found.units is not None
+    lines = found.units.not_in_store
+    assert sum(int(line.partition(" ")[0]) for line in lines if line.endswith("store is missing or empty")) > 0
+    assert "not compared 1" in dict(_facts(found))
+
+
 def test_everything_is_compared(scene: VerifyScene) -> None:
     found = scene.verify()
     assert found.differences == []
+    assert found.units is None
     assert (found.base, found.records) == ("an empty state", scene.total)
     assert sorted(scene.decided) == sorted((p, n) for p, log in scene.records.items() for n in range(len(log)))
     in_delta = {

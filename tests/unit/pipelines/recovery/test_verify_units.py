@@ -124,7 +124,19 @@ class UnitScene:
         dates = pa.array([0] * rows.num_rows, pa.int32()).cast(pa.date32())
         self.table.append(change(rows.append_column("store_date", dates)), removed=[file.name])
 
-    def compare(self, **logs: str) -> UnitResult:
+    def add(self, topic: str, queue_id: int, topic_id: str, count: int, build_seq: int = 1) -> None:
+        """Append rows to the table that the store does not have."""
+        rows = pa.parquet.ParquetFile(self.table.path / "part-00001.parquet").read().slice(0, count)
+        added = {
+            "topic": pa.repeat(topic, count),
+            "queue_id": pa.array([queue_id] * count, pa.int32()),
+            "topic_id": pa.repeat(topic_id, count),
+            "build_seq": pa.array([build_seq] * count, pa.int64()),
+            "store_date": pa.array([0] * count, pa.int32()).cast(pa.date32()),
+        }
+        self.table.append(with_all_columns(CONSUME_QUEUE, rows.drop_columns([*added][:-1]), added))
+
+    def compare(self, *, with_store: bool = True, **logs: str) -> UnitResult:
         columns = ("topic", "queue_id", "topic_id")
         plan = VerifyPlan(
             since=None,
@@ -134,7 +146,7 @@ class UnitScene:
             first={},
             end={},
             state="",
-            queues=str(self.root / "queues"),
+            queues=str(self.root / "queues") if with_store else None,
             delta=str(self.root / "delta"),
             applied=Applied(state_epoch="e", ops_topic="", ops_topic_id=""),
             keys="",
@@ -255,6 +267,52 @@ def test_a_queue_without_a_log_is_compared_with_delta_alone(scene: UnitScene) ->
     found = scene.compare(plain="plain was deleted")
     assert found.not_in_log == ["plain was deleted"]
     assert found.in_log.equal == scene.units - len(scene.records["plain"])
+
+
+def test_rows_without_a_store_are_counted(scene: UnitScene) -> None:
+    """A start builds a lost store again, so they are no difference; but nobody has looked at them."""
+    found = scene.compare(with_store=False)
+    in_delta = {topic: sum(each.offset < IN_DELTA for each in scene.records[topic]) for topic in QUEUE_TYPES}
+    assert found.not_in_store == [
+        f"{in_delta[topic]:,} rows of consume_queue, of 1 queue of {topic} (topic id id-{topic}): the builder's store"
+        " is missing or empty"
+        for topic in sorted(QUEUE_TYPES)
+    ]
+    verified = verdict(None, [], found)
+    assert verified.units is not None
+    assert (verified.units.not_in_store, verified.differences) == (found.not_in_store, [])
+
+
+def test_rows_of_queues_that_the_store_does_not_know_are_counted(scene: UnitScene) -> None:
+    scene.add("plain", 0, "id-before", 3)
+    scene.add("plain", 1, "id-before", 2)
+    scene.add("gone", 7, "id-gone", 4)
+    found = scene.compare()
+    assert found.in_delta.is_equal
+    assert found.not_in_store == [
+        "4 rows of consume_queue, of 1 queue of gone (topic id id-gone): the builder's store does not know the topic",
+        "5 rows of consume_queue, of 2 queues of plain (topic id id-before): the topic was made again since",
+    ]
+
+
+def test_rows_of_a_queue_that_a_topic_never_had_are_a_difference(scene: UnitScene) -> None:
+    scene.add("plain", 99, "id-plain", 5)
+    scene.add("plain", 100, "id-plain", 2, build_seq=99)  # by a running job, since its store was copied
+    found = scene.compare()
+    assert found.not_in_store == []
+    assert found.in_delta.extra == 5
+    said = "\n".join(verdict(None, [], found).differences)
+    assert "rows of consume_queue are too many" in said
+    assert "plain/99: 5 are too many, the builder's store has no such queue" in said
+    assert "`popstream restore --rebuild consume_queue`" in said
+    assert scene.compare() == found, "once, also where it goes on"
+
+
+def test_many_topics_without_a_store_are_a_few_lines(scene: UnitScene) -> None:
+    for number in range(12):
+        scene.add(f"topic-{number:02d}", 0, "id", 2)
+    *_, last = scene.compare().not_in_store
+    assert last == "4 rows of consume_queue, of 2 more topics"
 
 
 def test_a_comparison_that_was_stopped_goes_on(scene: UnitScene, monkeypatch: pytest.MonkeyPatch) -> None:
