@@ -64,8 +64,13 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
         >>> OF_NOBODY = dict(session="", term=1, state_epoch="", has_decided=False, ops_topic_id="", place="")
         >>> print(Owner(host="a", pid=7, folder="/job", **OF_NOBODY))
         process 7 on a, folder /job, since 1970-01-01T00:00:00Z
+        >>> print(Owner(host="a", pid=7, folder="/job", since_ms=10**20, **OF_NOBODY))
+        process 7 on a, folder /job, since 100000000000000000000 ms since 1970
         """
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since_ms / 1000))
+        try:
+            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since_ms // 1000))
+        except (ValueError, OverflowError, OSError):  # of a clock that was wrong
+            since = f"{self.since_ms} ms since 1970"
         return f"process {self.pid} on {self.host}, folder {self.folder}, since {since}"
 
 
