@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from connectors.jars.resolve import JarError
 from pipelines.cli.visible import visible
 from pipelines.printed_commands import completed_commands
+from popstream.errors import Refused
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
 __all__ = [
@@ -41,7 +42,7 @@ class Exit(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 success; 1 an operation was refused, an expectation failed, or an unexpected error occurred; 2"
+    "Exit codes: 0 success; 1 the job refused an operation, an expectation failed, or an unexpected error occurred; 2"
     " invalid options or settings, or another process owns the folder or the prefix; 3 a service does not respond: try"
     " again; 4 stored data is inconsistent; 130 or 143 stopped by Ctrl-C or SIGTERM, after which `up` ends with 0, and"
     " `verify` with 3."
@@ -92,6 +93,8 @@ def exit_code(error: BaseException) -> Exit:
     >>> exit_code(Unavailable("no Kafka")).value, exit_code(ValueError()).value
     (3, 1)
     """
+    if isinstance(error, Refused):  # by the job, whatever is wrong with the operation
+        return Exit.NOT_AS_ASKED
     if isinstance(error, Invalid | Fenced | JarError):
         return Exit.INVALID
     if isinstance(error, Unavailable):

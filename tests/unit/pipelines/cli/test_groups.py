@@ -119,6 +119,15 @@ def test_a_refused_reset_is_an_error(job: MemoryJob) -> None:
         groups.run_reset(FOLDER, "billing", "orders", "latest", 0)
 
 
+def test_a_command_whose_operation_is_refused_exits_with_1(job: MemoryJob) -> None:
+    """As `popstream ops` does: its options were those that it takes."""
+    job.send(Policy(v=1, topic="orders", queue_id=0, resets_per_min_max=1))
+    arguments = ["group", "reset", "billing", "orders", "--to", "latest", "--queue", "0", "--folder", "anywhere"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    refused = CliRunner().invoke(app, arguments)
+    assert (refused.exit_code, "was refused: QUOTA_EXCEEDED" in refused.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("topics", "places"),
     [((), [("orders", 0), ("orders", 1), ("parcels", 0)]), (("parcels",), [("parcels", 0)])],
