@@ -62,7 +62,16 @@ _TAKES: Final = {
 """The options of each command that choose the job, and those of its own that it needs again."""
 
 _TAKES_ON_CLUSTER: Final = {
-    "up": ("--master", "--deploy-mode", "--checkpoint", "--tables", "--settings", "--var"),
+    "up": (
+        "--master",
+        "--deploy-mode",
+        "--checkpoint",
+        "--tables",
+        "--environment",
+        "--python",
+        "--settings",
+        "--var",
+    ),
     "restore": ("--checkpoint", *_RECOVERY),
     "verify": ("--checkpoint", *_TAKES["verify"]),
     "snapshot": ("--checkpoint", *_RECOVERY),

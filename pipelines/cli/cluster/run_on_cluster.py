@@ -55,7 +55,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     remember_job(settings, options.settings)
     remembered("--checkpoint")(cluster.checkpoint)
-    remembered("--tables")(options.tables)
+    for option in ("tables", "environment", "python", "var"):
+        remembered(f"--{option}")(getattr(options, option))
     places = {**checkpoint_conf(cluster.checkpoint, settings.hadoop_conf), **tables_conf(cluster.tables)}
     conf = {**places, **settings.session_conf}
     with services_named():
@@ -103,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", required=True, help="path or URL of the state; all nodes must reach it")
     parser.add_argument("--tables", help="path or URL of the Delta tables; default: `tables` in that of the state")
     parser.add_argument("--take-over", action="store_true", help="take the prefix from a job that owns it")
+    for option in ("environment", "python", "var"):
+        parser.add_argument(f"--{option}", help="that of `popstream submit`, for the commands that messages name")
     return parser
 
 

@@ -22,9 +22,10 @@ from connectors.spark_cluster.submission import (
     submit_command,
 )
 from pipelines.cli.cluster.spark_submit_process import run_spark_submit
+from pipelines.cli.cluster.submit_commands import DEFAULT_ENVIRONMENT
 from pipelines.cli.cluster.unused_settings import require_place_of_tables, unused_settings
 from pipelines.cli.exits import say
-from pipelines.cli.options import load_settings
+from pipelines.cli.options import DEFAULT_VAR, load_settings
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.job_settings import OTHER_VARIABLES, PREFIX, JobSettings
 from popstream import __version__
@@ -114,6 +115,7 @@ def _submission(options: SubmitOptions, settings: JobSettings) -> Submission:
             *(("--tables", options.tables) if options.tables else ()),
             *(("--settings", str(found_at)) if found_at else ()),
             *(("--take-over",) if options.take_over else ()),
+            *_repeated(options),
         ],
         environment=options.environment,
         python=options.python or f"python{this_python()}",
@@ -125,6 +127,18 @@ def _submission(options: SubmitOptions, settings: JobSettings) -> Submission:
         executor_memory=settings.executor_memory,
         spark_conf=settings.spark_conf,
     )
+
+
+def _repeated(options: SubmitOptions) -> list[str]:
+    """Return the options that the driver does not need, and repeats in the commands that its messages name."""
+    environment = options.environment
+    if not environment.startswith(UNPACKED):
+        environment = str(Path(environment).absolute())
+    return [
+        *(("--environment", environment) if options.environment != str(DEFAULT_ENVIRONMENT) else ()),
+        *(("--python", options.python) if options.python else ()),
+        *(("--var", str(options.var.absolute())) if options.var != DEFAULT_VAR else ()),
+    ]
 
 
 def _require_reachable_settings(options: SubmitOptions, settings: JobSettings) -> None:

@@ -9,7 +9,7 @@ import typer
 from connectors.spark_cluster.submission import DeployMode
 from pipelines.cli.options import DEFAULT_VAR, SettingsFile, Var
 
-__all__ = ["package", "submit"]
+__all__ = ["DEFAULT_ENVIRONMENT", "package", "submit"]
 
 DEFAULT_ENVIRONMENT = Path("popstream-environment.zip")
 

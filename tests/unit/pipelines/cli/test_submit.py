@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
+import signal
 import subprocess
 import zipfile
 from pathlib import Path
@@ -15,9 +18,12 @@ from typer.testing import CliRunner
 
 from connectors.jars.resolve import S3, read_sums
 from connectors.spark_cluster.packed_environment import FACTS_FILE, EnvironmentFacts, this_python
+from pipelines import printed_commands
 from pipelines.cli.app import app
 from pipelines.cli.cluster import run_on_cluster
+from pipelines.cli.cluster.submit_commands import DEFAULT_ENVIRONMENT
 from popstream import __version__
+from popstream.wire.base_errors import Fenced
 
 if TYPE_CHECKING:
     from typer.testing import Result
@@ -70,11 +76,13 @@ def test_the_printed_line_starts_the_module_with_the_settings_file_and_shows_no_
     words = shlex.split(done.stdout)
     assert words[0] == f"PYTHONPATH={ROOT}"
     assert words[1].endswith("/bin/spark-submit")
-    assert words[-5:] == [
-        *("pipelines.cli.cluster.run_on_cluster", "--checkpoint", "/data/job"),
+    driver = words.index(run_on_cluster.__name__)
+    assert words[driver:] == [
+        *(run_on_cluster.__name__, "--checkpoint", "/data/job"),
         *("--settings", str(Path("job.toml").absolute())),
+        *("--environment", str(Path("environment.zip").absolute()), "--var", str(ROOT / "var")),
     ]
-    assert Path(words[-6]).is_file()
+    assert Path(words[driver - 1]).is_file()
     assert "spark.cores.max=4" in words
     assert SECRET not in done.output
     assert "AKIA" not in done.output
@@ -89,6 +97,34 @@ def test_every_argument_of_the_line_is_one_of_the_driver() -> None:
     assert "--tables tables: executors need an absolute path" in " ".join(refused.stderr.split())
 
 
+def test_the_driver_names_the_command_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the options that it does not need itself, or else it would be submitted with another environment."""
+
+    def end(*_: object) -> None:
+        raise Fenced("start it with `popstream up --take-over`")
+
+    monkeypatch.setattr(printed_commands, "_options", {})
+    monkeypatch.setattr(run_on_cluster, "configure_logs", lambda *_, **__: None)
+    monkeypatch.setattr(run_on_cluster, "cluster_session", end)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    words = shlex.split(submit("--environment", "local:/opt/a b", "--python", "python3.11").stdout)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert run_on_cluster.main(words[words.index(run_on_cluster.__name__) + 1 :]) == 2
+    again = shlex.split(said.getvalue().split("`popstream ")[1].rstrip("`\n"))
+    assert again == [
+        *("submit", "--take-over", "--checkpoint", "/data/job"),
+        *("--environment", "local:/opt/a b", "--python", "python3.11"),
+        *("--settings", str(Path("job.toml").absolute()), "--var", str(ROOT / "var")),
+    ]
+
+
+def test_an_environment_that_needs_no_option_is_not_named() -> None:
+    Path(packed(FITTING)).rename(DEFAULT_ENVIRONMENT)
+    words = shlex.split(submit("--environment", str(DEFAULT_ENVIRONMENT)).stdout)
+    assert not {"--environment", "--python"} & {*words}
+
+
 def test_the_line_is_one_for_a_shell() -> None:
     line = submit("--environment", "local:/opt/a b").stdout
     echoed = subprocess.run(
@@ -101,11 +137,11 @@ def test_a_driver_on_a_node_gets_the_settings_file_or_finds_its_own() -> None:
     yarn = ("--master", "yarn", "--deploy-mode", "cluster")
     words = shlex.split(submit(*yarn).stdout)
     assert words[words.index("--files") + 1] == str(Path("job.toml").absolute())
-    assert words[-2:] == ["--settings", "job.toml"]
+    assert words[words.index("--settings") + 1] == "job.toml"
     assert words[0].endswith("/bin/spark-submit")
     words = shlex.split(submit(*yarn, "--driver-settings", "/etc/popstream/job.toml").stdout)
     assert "--files" not in words
-    assert words[-2:] == ["--settings", "/etc/popstream/job.toml"]
+    assert words[words.index("--settings") + 1] == "/etc/popstream/job.toml"
 
 
 def test_a_checkpoint_on_s3_brings_its_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
