@@ -64,8 +64,8 @@ class ExactlyOnceTable:
         restores_known: Version of the table up to which a restore has handled every RESTORE.
         durable: Return from `append` only when the commit survives a power loss. Without it the caller must keep the
             rows until something else makes the commit durable.
-        require_ownership: Raises if another job may write to the table now. Called right before each commit, because
-            a process may be frozen while it writes data files.
+        require_ownership: Raises if another job may write to the table now. Called before data files are written, and
+            again right before the commit, because a process may be frozen meanwhile.
 
     Attributes:
         delivered: v: the rows of all versions up to this one are in the table; -1: none.
@@ -160,6 +160,7 @@ class ExactlyOnceTable:
             Invalid: Somebody has changed the table so that rows cannot be appended.
             OSError: The disk is full, for example.
         """
+        self._require_ownership()
         self._require_own_commit()
         self._totals.discard()
         counted = _Counted(pieces, self._count)

@@ -45,7 +45,7 @@ class AuditFlusher:
         rejected_heads: What is kept of the values in `rejected`; the outbox has their heads until then.
         durable: Return from `flush` only when the commit survives a power loss. Without it outbox entries must be kept
             until something else makes the commit durable.
-        require_ownership: Raises if another job may write to the tables now. Called right before each commit.
+        require_ownership: Raises if another job may write to the tables now. Called before each commit.
 
     Raises:
         Invalid: A table has other columns than this version writes.

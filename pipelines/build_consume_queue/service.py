@@ -45,7 +45,7 @@ class BuilderService:
         spark: The session.
         on_failure: Called with the error that ended it.
         on_lap: Is told of each flush of units.
-        require_ownership: Raises if another job may write to the tables now. Called right before each commit.
+        require_ownership: Raises if another job may write to the tables now. Called before each commit.
     """
 
     store: RocksStore

@@ -49,7 +49,7 @@ class UnitFlush:
         interval_s: A longer interval makes fewer and larger files, and an older table.
         on_failure: Called once with the error that ended the thread.
         on_lap: Is told of each flush that had rows to write.
-        require_ownership: Raises if another job may write to the table now. Called right before each commit.
+        require_ownership: Raises if another job may write to the table now. Called before each commit.
 
     Attributes:
         loop: The thread; the caller starts and stops it.
