@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from popstream.pop.pops import Pops
+    from popstream.pop.pops_of_call import PopsOfCall
     from popstream.wire.answer import Answer
     from popstream.wire.command import Pop
 
@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 REFRESH_QUEUES_S = 30.0
 OTHERS_S = 0.1
 """Once one queue has returned messages, how long to wait for the answers of the others; most come together."""
-FOUND_NOTHING = frozenset((Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.CANCELLED))
+FOUND_NOTHING = frozenset((Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT))
 
 
 class PopAnyQueue:
@@ -41,36 +41,35 @@ class PopAnyQueue:
 
     Args:
         queues_of: Returns the queue ids of the topic, at least one.
-        pops: Sends the pops.
     """
 
-    def __init__(self, queues_of: Callable[[], Sequence[int]], pops: Pops) -> None:
+    def __init__(self, queues_of: Callable[[], Sequence[int]]) -> None:
         self._queues_of = queues_of
-        self._pops = pops
         self._lock = threading.Lock()
         self._queue_ids: list[int] = []
         self._refresh_at_s = 0.0
         self._turn = 0
         self._promising: set[int] = set()
 
-    def pop(self, command: Pop, timeout_ms: int | None) -> list[Answer]:
+    def pop(self, command: Pop, timeout_ms: int | None, call: PopsOfCall) -> list[Answer]:
         """Pop up to `max_messages` from all queues together; return the answers in order of arrival.
-
-        The caller calls `Pops.ended` for each answer, once it has taken it in.
 
         Args:
             command: The pop, without queue and op_id.
             timeout_ms: How long to wait for an answer beyond the poll time.
+            call: Sends the pops.
 
         Raises:
             AnswerTimeout: The job does not answer for some queue, and no other queue returned messages.
+            ClientClosed: The consumer was closed between two pops.
         """
         answers: list[Answer] = []
         for queue_ids, poll_time_ms in self._rounds(command):
-            found = self._ask(queue_ids, msgspec.structs.replace(command, poll_time_ms=poll_time_ms), timeout_ms)
+            found = self._ask(queue_ids, msgspec.structs.replace(command, poll_time_ms=poll_time_ms), timeout_ms, call)
             answers += found
             is_refused = not any(answer.reason in FOUND_NOTHING for answer in found)
-            if any(answer.messages for answer in found) or (poll_time_ms and is_refused):
+            is_cancelled = any(answer.reason is Reason.CANCELLED for answer in found)
+            if any(answer.messages for answer in found) or is_cancelled or (poll_time_ms and is_refused):
                 break
         return answers
 
@@ -107,46 +106,36 @@ class PopAnyQueue:
             self._turn += 1
             return self._queue_ids[start:] + self._queue_ids[:start]
 
-    def _ask(self, queue_ids: list[int], command: Pop, timeout_ms: int | None) -> list[Answer]:
+    def _ask(self, queue_ids: list[int], command: Pop, timeout_ms: int | None, call: PopsOfCall) -> list[Answer]:
         """Ask each of these queues for its share, and return the answers; later answers are abandoned."""
         share, more = divmod(command.max_messages, len(queue_ids))
         asked: dict[Future[Answer], Pop] = {}
         answers: list[Answer] = []
         failure: PopstreamError | None = None
-        try:
-            for place, queue_id in enumerate(queue_ids):
-                count = share + (place < more)
-                one = msgspec.structs.replace(command, queue_id=queue_id, op_id=new_op_id(), max_messages=count)
-                asked[self._pops.send(one, timeout_ms)] = one
-            left = set(asked)
-            while left:
-                is_found = any(answer.messages for answer in answers)
-                done, left = wait(left, OTHERS_S if is_found else None, FIRST_COMPLETED)
-                if not done:
-                    break
-                for future in done:
-                    error = future.exception()
-                    if isinstance(error, PopstreamError):
-                        failure = error
-                    else:
-                        answers.append(future.result())
-                        self._note(asked.pop(future), answers[-1])
-        except BaseException:
-            for answer in answers:
-                self._abandon(answer.topic, answer.queue_id, answer.op_id)
-            raise
-        finally:
-            for one in asked.values():
-                self._abandon(one.topic, one.queue_id, one.op_id or "")
+        for place, queue_id in enumerate(queue_ids):
+            count = share + (place < more)
+            one = msgspec.structs.replace(command, queue_id=queue_id, op_id=new_op_id(), max_messages=count)
+            asked[call.send(one, timeout_ms)] = one
+        left = set(asked)
+        while left:
+            is_found = any(answer.messages for answer in answers)
+            done, left = wait(left, OTHERS_S if is_found else None, FIRST_COMPLETED)
+            if not done:
+                break
+            for future in done:
+                error = future.exception()
+                if isinstance(error, PopstreamError):
+                    failure = error
+                else:
+                    answers.append(future.result())
+                    self._note(asked.pop(future), answers[-1])
         if failure is not None:
             if not any(answer.messages for answer in answers):
                 raise failure
             LOG.warning("a pop of a queue of %s was not answered: %s", command.topic, failure)
+        for one in asked.values():
+            call.abandon(one.op_id or "")
         return answers
-
-    def _abandon(self, topic: str, queue_id: int, op_id: str) -> None:
-        self._pops.abandon(topic, queue_id, op_id)
-        self._pops.ended(op_id)
 
     def _note(self, one: Pop, answer: Answer) -> None:
         got_count = sum(leased.last - leased.first + 1 for leased in answer.messages)

@@ -12,6 +12,7 @@ from popstream.message import PopResult
 from popstream.pop.pop_any_queue import PopAnyQueue
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.pops import POP_RESULTS
+from popstream.pop.pops_of_call import PopsOfCall
 from popstream.pop.record_filler import release_after
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.reason import Reason
@@ -50,62 +51,24 @@ class PopCalls:
 
     def pop(self, command: Pop, *, any_queue: bool, timeout_ms: int | None, is_renewed: bool) -> PopResult:
         """Send a pop, wait for its answer, and fetch the records; when this raises, all messages are released."""
-        if any_queue:
-            answers = self._any_queue_of(command.topic).pop(command, timeout_ms)
-        else:
-            answers = [self._pop_one(command, timeout_ms)]
-        try:
-            return self._collect(answers, is_renewed=is_renewed, is_orderly=command.order)
-        finally:
-            # Not before their leases are held: `close` waits for that.
-            for answer in answers:
-                self._pops.ended(answer.op_id)
-
-    def _any_queue_of(self, topic: str) -> PopAnyQueue:
-        with self._lock:
-            if topic not in self._any_queue:
-                self._any_queue[topic] = PopAnyQueue(lambda: self._queues_of(topic), self._pops)
-            return self._any_queue[topic]
-
-    def _pop_one(self, command: Pop, timeout_ms: int | None) -> Answer:
-        answered = self._pops.send(command, timeout_ms)
-        try:
-            return answered.result()
-        except BaseException:
-            # After a time-out or an interrupt the messages of this pop will not be processed.
-            self._pops.abandon(command.topic, command.queue_id, command.op_id or "")
-            self._pops.ended(command.op_id or "")
-            raise
-
-    def _collect(self, answers: Sequence[Answer], *, is_renewed: bool, is_orderly: bool) -> PopResult:
-        # Queues that are not declared do not matter, as long as one queue of the topic is.
-        known = [answer for answer in answers if answer.reason is not Reason.TOPIC_NOT_EXIST] or answers
-        with_messages = [answer for answer in known if answer.messages]
-        answer_shown = with_messages[0] if with_messages else require(known[-1], POP_RESULTS)
-        leased: list[list[Message]] = []
-        filled: list[Filled] = []
-        failure: PopstreamError | None = None
-        try:
-            leased += (self._pops.lease(answer, is_renewed=is_renewed) for answer in with_messages)
-            for messages in leased:
-                try:
-                    filled.append(self._fill(messages, is_orderly=is_orderly))
-                except PopstreamError as error:
-                    failure = error
-                    self._settlement.change(((message, release_after(error)) for message in messages), keeps=False)
-        except BaseException:
-            # After an interrupt none of the messages will be processed.
-            for answer, messages in zip(with_messages, leased, strict=False):
-                self._held.release(messages)
-                self._pops.abandon(answer.topic, answer.queue_id, answer.op_id)
-            raise
+        with PopsOfCall(self._pops, self._held) as call:
+            if any_queue:
+                answers = self._any_queue_of(command.topic).pop(command, timeout_ms, call)
+            else:
+                answers = [call.send(command, timeout_ms).result()]
+            # Queues that are not declared do not matter, as long as one queue of the topic is.
+            known = [answer for answer in answers if answer.reason is not Reason.TOPIC_NOT_EXIST] or answers
+            with_messages = [answer for answer in known if answer.messages]
+            answer_shown = with_messages[0] if with_messages else require(known[-1], POP_RESULTS)
+            leased = [call.lease(answer, is_renewed=is_renewed) for answer in with_messages]
+            filled, failure = self._fill_all(leased, is_orderly=command.order)
+            if is_renewed:
+                # Other leases simply expire: their messages may be with another thread by then.
+                self._held.own((message for part in filled for message in part.messages), threading.current_thread())
         if failure is not None:
             if not filled:
                 raise failure
             LOG.warning("some popped messages cannot be handed out: %s", failure)
-        if is_renewed:
-            # Other leases simply expire: their messages may be with another thread by then.
-            self._held.own((message for part in filled for message in part.messages), threading.current_thread())
         return PopResult(
             op_id=answer_shown.op_id,
             reason=answer_shown.reason,
@@ -114,6 +77,26 @@ class PopCalls:
             gone_count=sum(part.gone_count for part in filled),
             late_count=sum(part.late_count for part in filled),
         )
+
+    def _any_queue_of(self, topic: str) -> PopAnyQueue:
+        with self._lock:
+            if topic not in self._any_queue:
+                self._any_queue[topic] = PopAnyQueue(lambda: self._queues_of(topic))
+            return self._any_queue[topic]
+
+    def _fill_all(
+        self, leased: Sequence[list[Message]], *, is_orderly: bool
+    ) -> tuple[list[Filled], PopstreamError | None]:
+        """Fetch the records; when this fails for the messages of a queue, release them, and return the error too."""
+        filled: list[Filled] = []
+        failure: PopstreamError | None = None
+        for messages in leased:
+            try:
+                filled.append(self._fill(messages, is_orderly=is_orderly))
+            except PopstreamError as error:
+                failure = error
+                self._settlement.change(((message, release_after(error)) for message in messages), keeps=False)
+        return filled, failure
 
     def _fill(self, messages: list[Message], *, is_orderly: bool) -> Filled:
         """Fetch the records; in an orderly queue, release the messages behind one that will be redelivered."""

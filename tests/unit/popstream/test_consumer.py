@@ -8,8 +8,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,11 @@ from popstream import (
 )
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Fetched, Payload
+from popstream.pop import pop_any_queue
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject
 from popstream.wire.reason import Reason
-from tests.support.threads import leaves_no_thread
+from tests.support.threads import eventually, in_thread, leaves_no_thread
 
 
 @pytest.fixture
@@ -270,6 +272,37 @@ def test_an_unanswered_pop_is_taken_back(job: MemoryJob) -> None:
     transport.close()
 
 
+def test_after_any_failed_pop_of_a_topic_nothing_is_in_flight(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise `close` would wait for it, until its time is over."""
+    for queue_id in range(4):
+        job.write("parcels", queue_id, [])
+    with job.consumer("billing") as consumer:
+        job.silent.add(("parcels", 2))
+        with pytest.raises(AnswerTimeout):
+            consumer.pop("parcels", timeout_ms=100)
+        assert consumer._pops._in_flight == {}
+        assert 2 in [cancel.queue_id for cancel in sent(job, Cancel)]
+
+        job.silent.clear()
+        waits: list[object] = []
+
+        def interrupted(*args: Any) -> object:
+            waits.append(args)
+            if len(waits) == 2:  # of the second round, which waits at the broker
+                raise KeyboardInterrupt
+            return wait(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pop_any_queue, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.pop("parcels", max_messages=2, poll_time_ms=60_000)
+        assert consumer._pops._in_flight == {}
+
+        job.write("parcels", 0, [b"x"])
+        assert len(consumer.pop("parcels")) == 1
+        assert consumer._pops._in_flight == {}
+
+
 def test_refusals_say_what_to_do(consumer: Consumer) -> None:
     with pytest.raises(NotDeclared, match="declared"):
         consumer.pop("unknown", 0)
@@ -378,6 +411,26 @@ def test_close_cancels_pops_that_wait(job: MemoryJob) -> None:
     job.write("orders", 0, [b"late"])
     with job.consumer("billing") as other:
         assert len(other.pop("orders", 0, max_messages=100)) == 11
+
+
+@pytest.mark.parametrize("max_messages", [1, 10])
+def test_close_cancels_a_pop_that_waits_for_any_queue(job: MemoryJob, max_messages: int) -> None:
+    for queue_id in range(2):
+        job.write("parcels", queue_id, [])
+    consumer = job.consumer("billing")
+    found: list[Reason] = []
+
+    def pop() -> None:
+        with suppress(ClientClosed):  # between the pops of the two queues
+            found.append(consumer.pop("parcels", max_messages=max_messages, poll_time_ms=60_000).reason)
+
+    thread = in_thread(pop)
+    eventually(lambda: any(isinstance(pop, Pop) and pop.poll_time_ms for pop in sent(job, Pop)))
+    consumer.close()
+    assert consumer._pops._in_flight == {}
+    thread.join(60)
+    assert not thread.is_alive()
+    assert found in ([Reason.CANCELLED], [])
 
 
 def test_a_job_that_does_not_answer_cannot_keep_close(job: MemoryJob, caplog: pytest.LogCaptureFixture) -> None:

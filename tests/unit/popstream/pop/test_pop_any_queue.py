@@ -12,7 +12,7 @@ from popstream.wire.command import Pop
 from popstream.wire.reason import Reason
 
 
-class Pops:
+class PopsOfCall:
     """In place of what sends pops: each finds nothing, at once."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Pops:
 
 
 def test_queues_that_are_found_after_the_poll_time_are_asked_all_the_same() -> None:
-    pops: Any = Pops()
+    call: Any = PopsOfCall()
 
     def slowly() -> list[int]:
         time.sleep(0.02)
@@ -46,6 +46,6 @@ def test_queues_that_are_found_after_the_poll_time_are_asked_all_the_same() -> N
     command = Pop(
         v=1, topic="orders", queue_id=-1, group="g", max_messages=10, invisible_time_ms=60_000, poll_time_ms=1
     )
-    answers = PopAnyQueue(slowly, pops).pop(command, None)
+    answers = PopAnyQueue(slowly).pop(command, None, call)
     assert [answer.reason for answer in answers] == [Reason.NO_MESSAGE] * 2
-    assert sorted(pops.asked) == [0, 1]
+    assert sorted(call.asked) == [0, 1]
