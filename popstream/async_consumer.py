@@ -13,7 +13,7 @@ from popstream.awaitable import in_thread
 from popstream.consumer import CLOSE_TIMEOUT_MS, Consumer
 from popstream.lease.leases import left_s
 from popstream.pop.coroutine_feed import CoroutineFeed
-from popstream.pop.handler_pool import end_forked_child, unsettled
+from popstream.pop.handler_pool import end_forked_child, log_after_settling, unsettled
 from popstream.shutdown import install_sigterm_handler
 from popstream.type_variables import Body
 from popstream.wire.base_errors import Invalid
@@ -211,6 +211,8 @@ class AsyncConsumer(Generic[Body]):
                 end_forked_child(process_id)
                 if left := unsettled(messages):
                     feed.fail(left, error)
+                elif isinstance(error, Exception):  # a cancellation is not about the messages
+                    log_after_settling(messages[0], error)
                 if not isinstance(error, Exception) and not _was_raised_within(error):
                     raise
             else:

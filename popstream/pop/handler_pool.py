@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from popstream.message import MessageState
 from popstream.retries import Reject
 from popstream.wire.base_errors import Invalid
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from popstream.message import Message
     from popstream.pop.subscription import Subscription
 
-__all__ = ["HandlerPool", "each_message", "end_forked_child", "in_one_process", "unsettled"]
+__all__ = ["HandlerPool", "each_message", "end_forked_child", "in_one_process", "log_after_settling", "unsettled"]
 
 LOG = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ class HandlerPool:
         except BaseException as error:
             if left := unsettled(messages):
                 self._subscription.fail(left, error)
+            else:
+                log_after_settling(messages[0], error)
             if not isinstance(error, Exception):
                 raise
         else:
@@ -124,25 +127,48 @@ def each_message(
 ) -> Callable[[Sequence[Message]], None]:
     """Return a handler of sets that calls a handler of messages, and acks each message as soon as it is done.
 
-    After a stop, and when a lease has ended, it releases the messages that it has not passed on.
+    It releases the messages that it has not passed on after a stop, when a lease has ended, and behind a message that
+    will be redelivered, because the set is then one of an orderly group.
     """
 
     def handle_all(messages: Sequence[Message]) -> None:
         for place, message in enumerate(messages):
-            if message.is_settled:
-                continue  # its unit was released meanwhile
-            if place and not subscription.may_begin(message):  # the first one was looked at when it was taken
-                subscription.return_with_rest(messages[place:])
-                return
-            try:
-                handle(message)
-            except Reject as error:  # it is done with: the others go on
-                if not message.is_settled:
-                    subscription.fail((message,), error)
             if not message.is_settled:
-                subscription.finish((message,))
+                if place and not subscription.may_begin(message):  # the first one was looked at when it was taken
+                    return_all(messages[place:])
+                    return
+                handle_one(message, messages[place + 1 :])
+            if message.leased.state is MessageState.RETURNED:
+                return_all(messages[place + 1 :])
+                return
+
+    def handle_one(message: Message, behind: Sequence[Message]) -> None:
+        try:
+            handle(message)
+        except BaseException as error:
+            if message.is_settled:  # the error is about none of those behind it
+                if not isinstance(error, Exception):
+                    return_all(behind)
+                    raise
+                log_after_settling(message, error)
+            elif isinstance(error, Reject):  # the message is done with: the others go on
+                subscription.fail((message,), error)
+            else:
+                raise
+        if not message.is_settled:
+            subscription.finish((message,))
+
+    def return_all(messages: Sequence[Message]) -> None:
+        if left := unsettled(messages):
+            subscription.return_with_rest(left)
 
     return handle_all
+
+
+def log_after_settling(message: Message, error: BaseException) -> None:
+    """Log what a handler has raised after it had settled its messages: it changes nothing about them."""
+    where = (message.topic, message.queue_id, message.queue_offset)
+    LOG.warning("the handler of %s/%d offset %d failed after its message was settled", *where, exc_info=error)
 
 
 def in_one_process(handle: Callable[[Handled], object]) -> Callable[[Handled], None]:

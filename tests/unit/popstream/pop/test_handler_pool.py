@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from popstream import AsyncConsumer, Consumer, Message
+from popstream import AsyncConsumer, Consumer, Message, Reject, Retry
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Ack, ChangeInvisible, Command
 from tests.support.threads import eventually, in_thread
@@ -88,6 +88,80 @@ def test_a_handler_that_fails_sends_the_acks_that_wait(job: MemoryJob, *, order:
         ]
         assert kinds[:2] == [Ack, ChangeInvisible]
         assert acked(job)[0] == [(0, 2)]
+
+
+@pytest.mark.parametrize("error", [ValueError("after that"), Retry(after=1), Reject("after that")])
+@pytest.mark.parametrize("settle", [Message.ack, Message.reject])
+def test_an_error_after_the_message_was_settled_counts_against_no_other(
+    job: MemoryJob, settle: Callable[[Message], object], error: Exception
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def handle(message: Message) -> None:
+        seen.append((message.queue_offset, message.attempt))
+        if message.queue_offset == 3:
+            settle(message)
+            raise error
+
+    with job.consumer("billing", topics=["orders"], order=True) as consumer:
+        run_until(consumer, handle, lambda: len(seen) >= 10)
+    assert seen == [(offset, 1) for offset in range(10)]
+
+
+@pytest.mark.parametrize("error", [ValueError("after that"), None])
+def test_what_follows_a_message_that_its_handler_releases_comes_after_it(
+    job: MemoryJob, error: Exception | None
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def handle(message: Message) -> None:
+        seen.append((message.queue_offset, message.attempt))
+        if seen[-1] == (3, 1):
+            message.release()
+            if error is not None:
+                raise error
+
+    with job.consumer("billing", topics=["orders"], order=True) as consumer:
+        run_until(consumer, handle, lambda: len(seen) >= 11)
+    assert seen == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), *((offset, 1) for offset in range(4, 10))]
+
+
+def test_a_handler_that_acks_and_ends_its_thread_costs_the_others_no_attempt(job: MemoryJob) -> None:
+    def handle(message: Message) -> None:
+        message.ack()
+        raise SystemExit
+
+    with job.consumer("billing", topics=["orders"], order=True) as consumer, pytest.raises(SystemExit):
+        consumer.run(handle)
+    with job.consumer("billing") as other:
+        again = other.pop("orders", 0, 1_000, order=True)
+        assert [(message.queue_offset, message.attempt) for message in again] == [(n, 1) for n in range(1, 10)]
+
+
+@pytest.mark.parametrize("way", ["run", "run_sets", "async"])
+def test_an_error_after_the_message_was_settled_is_logged(
+    job: MemoryJob, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    def fail_settled(message: Message) -> None:
+        message.ack()
+        consumer.stop()
+        raise ValueError("after that")
+
+    async def run() -> None:
+        async def handle(message: Message) -> None:
+            fail_settled(message)
+
+        await AsyncConsumer.of(consumer).run(handle)
+
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        if way == "run":
+            consumer.run(fail_settled)
+        elif way == "run_sets":
+            consumer.run_sets(lambda messages: fail_settled(messages[0]), set_size=1)
+        else:
+            asyncio.run(run())
+    assert "the handler of orders/0 offset 0 failed after its message was settled" in caplog.text
+    assert left(job) == [(offset, 1) for offset in range(1, 10)]
 
 
 @pytest.mark.parametrize("order", [False, True])
