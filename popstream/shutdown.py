@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import weakref
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,8 @@ class Closable(Protocol):
         """Finish, and disconnect."""
 
 
-_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+_open: weakref.WeakKeyDictionary[Closable, int] = weakref.WeakKeyDictionary()
+"""The open clients, with the process that has made each: a forked child has no use of those of its parent."""
 
 
 def close_at_exit(client: Closable) -> Callable[[], None]:
@@ -47,10 +48,10 @@ def close_at_exit(client: Closable) -> Callable[[], None]:
             found.close()
 
     def unregister() -> None:
-        _open.discard(client)
+        _open.pop(client, None)
         atexit.unregister(run)
 
-    _open.add(client)
+    _open[client] = process_id
     atexit.register(run)
     return unregister
 
@@ -58,20 +59,38 @@ def close_at_exit(client: Closable) -> Callable[[], None]:
 def install_sigterm_handler() -> bool:
     """Make SIGTERM end the process as `sys.exit` does, so that `with` blocks and exit hooks run.
 
-    All clients are stopped, so that threads which wait for messages can end. A second SIGTERM has its default effect.
+    All clients are stopped, so that threads which wait for messages can end. A second SIGTERM has its default effect,
+    and so has one in a forked child that has made no client.
 
     Returns:
         True when the handler is installed. It is not installed outside the main thread, nor when SIGTERM has a handler
         or is ignored.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    found = signal.getsignal(signal.SIGTERM)
+    is_free = found == signal.SIG_DFL or (isinstance(found, _ExitProcess) and found.is_inherited)
+    if not is_free or threading.current_thread() is not threading.main_thread():
         return False
-
-    def exit_process(_signal: int, _frame: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for client in list(_open):
-            client.stop()
-        raise SystemExit(EXIT_STATUS)
-
-    signal.signal(signal.SIGTERM, exit_process)
+    signal.signal(signal.SIGTERM, _ExitProcess())
     return True
+
+
+class _ExitProcess:
+    """The handler of SIGTERM in the process that has installed it."""
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that has installed it."""
+        return os.getpid() != self._process_id
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.is_inherited:
+            # The clients are the parent's: a lock that one of its threads held at the fork is never freed here.
+            signal.raise_signal(signal.SIGTERM)
+        for client, process_id in list(_open.items()):
+            if process_id == self._process_id:
+                client.stop()
+        raise SystemExit(EXIT_STATUS)

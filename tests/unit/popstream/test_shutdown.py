@@ -82,6 +82,50 @@ def test_by_sigterm_while_a_handler_works() -> None:
     assert lines[-1] == "[([(4, 9)], 0), ([(1, 9)], 0)]"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize(
+    ("in_child", "child_status"),
+    [("pass", -signal.SIGTERM), ("own = job.consumer('billing', topics=['orders'])", 128 + signal.SIGTERM)],
+)
+def test_sigterm_ends_a_forked_child_although_a_lock_of_its_parent_was_held(in_child: str, child_status: int) -> None:
+    """As if there were no client, unless the child has made one: that one is closed."""
+    process = started(
+        f"""
+        import os, signal
+        worker = job.consumer("shipping", topics=["orders"])
+        subscription = worker.subscribe()
+        held, forked = threading.Event(), threading.Event()
+
+        def hold():
+            with subscription._changed:
+                held.set()
+                forked.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        begun, begin = os.pipe()
+        child = os.fork()
+        if not child:
+            {in_child}
+            os.write(begin, b"x")
+            while True:
+                time.sleep(60)
+        forked.set()
+        thread.join()
+        os.read(begun, 1)
+        os.kill(child, signal.SIGTERM)
+        patience = threading.Timer(30, os.kill, (child, signal.SIGKILL))  # if it waits for the lock
+        patience.start()
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        patience.cancel()
+        """
+    )
+    status, lines = ended(process)
+    assert status == 0
+    assert f"child {child_status}" in lines
+
+
 @pytest.mark.parametrize(
     ("when", "given_back"),
     [("at work", "[([(4, 9)], 0), ([(3, 3)], 60000), ([(4, 9)], 0)]"), ("waiting", "[([(4, 9)], 0)]")],
