@@ -39,7 +39,9 @@ class MessageState(enum.Enum):
     FINISHED = "finished"
     """An ack or a reject was requested."""
     RETURNED = "returned"
-    """A release was requested, or the lease has ended: the message will be redelivered."""
+    """A release was requested: the message will be redelivered."""
+    LAPSED = "lapsed"
+    """The lease has ended: the message will be redelivered, unless it is acked or rejected before that."""
 
 
 class Settler(Protocol):
@@ -123,7 +125,8 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
     @property
     def is_settled(self) -> bool:
         """Whether it was acked, rejected or released, alone or with its unit."""
-        return self.state is not MessageState.OPEN or (self.unit is not None and self.unit.message.is_settled)
+        is_settled = self.state is MessageState.FINISHED or self.state is MessageState.RETURNED
+        return is_settled or (self.unit is not None and self.unit.message.is_settled)
 
     @property
     def receipt(self) -> Receipt:

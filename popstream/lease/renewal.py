@@ -205,7 +205,7 @@ class LeaseRenewer:
     def _forget(self, over: list[HeldMessage]) -> None:
         if over:
             LOG.info("%s: %d leases expired before their messages were settled", self._name, len(over))
-            self._entries.let_go((holding.receipt for holding in over), MessageState.RETURNED)
+            self._entries.let_go((holding.receipt for holding in over), MessageState.LAPSED)
 
     def _return(self, orphans: list[HeldMessage]) -> None:
         if orphans:

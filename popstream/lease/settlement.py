@@ -271,6 +271,9 @@ class Settlement:
         assert self._resender is not None
         message = part.message
         message.state = MessageState.RETURNED
+        if part.unit.message.state is MessageState.LAPSED:  # its unit is redelivered, so it would come twice
+            call.settle([part], EXPIRED_LOCALLY)
+            return
         where = f"message {message.inner_index} of {message.topic}/{message.queue_id} offset {message.queue_offset}"
         try:
             sent = self._resender.send_again(message, resent)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PoppedSet"]
 
+COMES_AGAIN = (MessageState.RETURNED, MessageState.LAPSED)
+
 
 class PoppedSet:
     """The messages of one pop, by queue offset; their records are fetched part by part.
@@ -59,13 +61,13 @@ class PoppedSet:
     def is_broken(self) -> bool:
         """Whether an orderly set has a message that will be redelivered, which the later ones must follow."""
         return self._is_orderly and (
-            self._has_lapsed or any(message.state is MessageState.RETURNED for message in self._handed_out)
+            self._has_lapsed or any(message.state in COMES_AGAIN for message in self._handed_out)
         )
 
     @property
     def is_over(self) -> bool:
         """Whether nothing of it will be handed out any more."""
-        is_at_work = self._is_orderly and any(not message.is_settled for message in self._handed_out)
+        is_at_work = self._is_orderly and any(message.state is MessageState.OPEN for message in self._handed_out)
         return not self._waiting and not self._is_filling and not is_at_work
 
     def holds(self, message: Message) -> bool:
@@ -97,8 +99,7 @@ class PoppedSet:
         if not self._is_orderly:
             return []
         fetched = part[: len(part) - len(left)]
-        states = [message.state for message in fetched]
-        end = states.index(MessageState.RETURNED) if MessageState.RETURNED in states else len(fetched)
+        end = next((place for place, message in enumerate(fetched) if message.state in COMES_AGAIN), len(fetched))
         self._handed_out = list(fetched[: end + 1])
         return [message for message in fetched[end:] if not message.is_settled]
 
