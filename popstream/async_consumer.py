@@ -140,11 +140,12 @@ class AsyncConsumer(Generic[Body]):
 
     async def close(self, *, release: bool = True, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
         """Like `Consumer.close`; it waits for the tasks of `run`, but for the caller's."""
+        caller = asyncio.current_task()
         if self._closing is None:
-            others = self._workers - {asyncio.current_task()}
+            others = self._workers - {caller}
             self._closing = asyncio.create_task(self._close(others, release=release, timeout_ms=timeout_ms))
             await asyncio.shield(self._closing)
-        elif not self._closing.done():
+        elif caller not in self._workers and not self._closing.done():
             await asyncio.wait((self._closing,), timeout=timeout_ms / 1000)
 
     async def __aiter__(self) -> AsyncIterator[Message[Body]]:

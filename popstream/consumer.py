@@ -560,7 +560,8 @@ class Consumer(Generic[Body]):
         """Wait for handlers, cancel parked pops, finish the acks, release the held messages, and disconnect.
 
         A handler may call this: then the other handlers are waited for, and its own message is released. Another call
-        waits for the first one. Anything that is not done in time is logged; the leases then expire.
+        waits for the first one, but in a handler it returns at once, since the first one waits for the handler.
+        Anything that is not done in time is logged; the leases then expire.
 
         Args:
             release: Make held messages visible at once, by one operation for each queue; the delivery counts as an
@@ -577,7 +578,7 @@ class Consumer(Generic[Body]):
                 self._close(time.monotonic() + timeout_ms / 1000, release=release)
             finally:
                 self._closing_ended.set()
-        elif self._closing_thread is not threading.current_thread():
+        elif not self._is_waited_for(threading.current_thread()):
             self._closing_ended.wait(timeout_ms / 1000)
 
     def __enter__(self) -> Self:
@@ -635,6 +636,10 @@ class Consumer(Generic[Body]):
             pool.run(workers)
         finally:
             self._handler_pools.discard(pool)
+
+    def _is_waited_for(self, thread: threading.Thread) -> bool:
+        """Tell whether the first call of `close` is in this thread, or waits for it."""
+        return thread is self._closing_thread or any(pool.has_worker(thread) for pool in list(self._handler_pools))
 
     def _close(self, deadline_s: float, *, release: bool) -> None:
         try:

@@ -64,6 +64,10 @@ class HandlerPool:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
+    def has_worker(self, thread: threading.Thread) -> bool:
+        """Tell whether a thread calls the handler."""
+        return thread in self._threads
+
     def run(self, workers: int) -> None:
         """Handle messages in `workers` threads until the subscription stops, or a thread dies; raise its error.
 

@@ -412,9 +412,9 @@ def test_a_handler_that_hangs_until_its_lease_is_left_to_expire_has_had_an_attem
 def closing_in_a_handler(
     consumer: Consumer, way: str, workers: int, error: Exception | None = None, *, handlers: int = 1, **options: Any
 ) -> Callable[[], object]:
-    """Handle messages in one of the ways of WAYS, by handlers that close the consumer; `options` are of the first call.
+    """Handle messages in one of the ways of WAYS, by handlers that close the consumer with `options`.
 
-    The others call it while the first one waits.
+    One calls it first, and the others while that one waits.
     """
     begun = threading.Barrier(handlers)
 
@@ -423,7 +423,7 @@ def closing_in_a_handler(
             consumer.close(**options)
         else:
             eventually(lambda: consumer._is_closing)
-            consumer.close()
+            consumer.close(**options)
         if error is not None:
             raise error
 
@@ -443,7 +443,7 @@ def closing_in_a_handler(
             else:
                 while wrapped._closing is None:
                     await asyncio.sleep(0)
-                await wrapped.close()
+                await wrapped.close(**options)
             if error is not None:
                 raise error
 
@@ -472,13 +472,51 @@ def test_a_handler_may_close_its_consumer(
 
 
 @pytest.mark.parametrize("way", RUNNING)
-def test_handlers_that_wait_for_each_other_to_close_go_on_when_the_time_is_over(job: MemoryJob, way: str) -> None:
+def test_handlers_that_close_their_consumer_at_once_do_not_wait_for_each_other(job: MemoryJob, way: str) -> None:
     job.write("orders", 0, [b"two"])
     consumer = job.consumer("billing", topics=["orders"])
-    ran = in_thread(closing_in_a_handler(consumer, way, workers=2, handlers=2, timeout_ms=300))
+    ran = in_thread(closing_in_a_handler(consumer, way, workers=2, handlers=2, timeout_ms=HOUR_MS))
     ran.join(60)
     assert not ran.is_alive()
-    assert attempts_left(job) == [2, 2]
+    assert attempts_left(job) == [2], "the first one has given its message back, the other one has returned"
+
+
+def test_a_handler_may_close_its_consumer_while_the_main_thread_does(job: MemoryJob) -> None:
+    consumer = job.consumer("billing", topics=["orders"])
+    begun = threading.Event()
+
+    def handle(_: Message) -> None:
+        begun.set()
+        eventually(lambda: consumer._is_closing)
+        consumer.close(timeout_ms=HOUR_MS)
+
+    ran = in_thread(lambda: consumer.run(handle))
+    assert begun.wait(60)
+    closing = in_thread(lambda: consumer.close(timeout_ms=HOUR_MS))
+    for thread in (closing, ran):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert attempts_left(job) == []
+
+
+def test_a_task_may_close_its_consumer_while_another_one_does(job: MemoryJob) -> None:
+    async def main() -> None:
+        wrapped = AsyncConsumer.of(job.consumer("billing", topics=["orders"]))
+        begun = asyncio.Event()
+
+        async def handle(_: Message) -> None:
+            begun.set()
+            while wrapped._closing is None:
+                await asyncio.sleep(0)
+            await wrapped.close(timeout_ms=HOUR_MS)
+
+        running = asyncio.create_task(wrapped.run(handle))
+        await begun.wait()
+        await asyncio.wait_for(wrapped.close(timeout_ms=HOUR_MS), 60)
+        await running
+
+    asyncio.run(main())
+    assert attempts_left(job) == []
 
 
 def test_a_handler_that_fails_after_it_has_closed_and_kept_its_lease_ends_in_order(job: MemoryJob) -> None:
