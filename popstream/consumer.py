@@ -509,7 +509,8 @@ class Consumer(Generic[Body]):
     def return_client(self, topic: str, queue_id: int, client_id: str | None = None) -> list[tuple[int, int]]:
         """Release all messages of a queue that a client of this group holds, and cancel its parked pops.
 
-        Messages that this consumer holds of the queue are settled by it: they are no longer renewed.
+        Messages that this consumer holds of the queue are settled by it, unless it raises; meanwhile they are not
+        renewed.
 
         Args:
             topic: Message topic.
@@ -528,10 +529,10 @@ class Consumer(Generic[Body]):
         command = ReturnClient(
             v=1, topic=topic, queue_id=queue_id, group=self.group, client_id=client_id or self.client_id
         )
-        if command.client_id == self.client_id:
-            # A renewal would lease them again: until its next delivery a message has a valid handle.
-            self._leases.let_go((topic, queue_id))
-        return require(self.request(command), {Reason.OK}).released
+        # A renewal would lease them again: until its next delivery a message has a valid handle.
+        is_own = command.client_id == self.client_id
+        with self._leases.returning((topic, queue_id)) if is_own else contextlib.nullcontext():
+            return require(self.request(command), {Reason.OK}).released
 
     def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
         """Send any operation and return its answer, whatever its reason.

@@ -17,6 +17,8 @@ from popstream.observer import Observers
 from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.retry_rules import RetryRules
@@ -92,9 +94,9 @@ class Leases:
         """Renew the leases that are due, and forget those that have ended."""
         self._renewer.check(time.monotonic())
 
-    def let_go(self, queue: QueueName) -> None:
-        """Hold no message of a queue any more, because the caller is about to release them all."""
-        self._renewer.let_go(queue)
+    def returning(self, queue: QueueName) -> AbstractContextManager[None]:
+        """Hold no message of a queue any more when the block has released them all; it raises when it has not."""
+        return self._renewer.returning(queue)
 
     def send_waiting_acks(self) -> None:
         """Send the acks that wait for others: the next operation was asked for after them."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -20,7 +21,7 @@ from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.entry_sender import EntrySender
@@ -149,11 +150,22 @@ class LeaseRenewer:
         with self._checking:
             return self._check(now_s)
 
-    def let_go(self, queue: QueueName) -> None:
-        """Renew no lease of a queue any more, because the caller is about to release them all."""
+    @contextmanager
+    def returning(self, queue: QueueName) -> Iterator[None]:
+        """Renew no lease of a queue while the block releases them all; when it raises, they are held as before."""
         with self._checking:  # a check that has begun would renew them afterwards
-            receipts = [holding.receipt for holding in self._held.holdings()]
-            self._entries.let_go((one for one in receipts if queue_of(one) == queue), MessageState.RETURNED)
+            holdings = [holding for holding in self._held.holdings() if queue_of(holding.receipt) == queue]
+            renewed = [holding for holding in holdings if holding.is_renewed]
+            for holding in renewed:
+                holding.is_renewed = False
+        try:
+            yield
+        except BaseException:
+            for holding in renewed:
+                holding.is_renewed = True
+            self.watch(time.monotonic())
+            raise
+        self._entries.let_go((holding.receipt for holding in holdings), MessageState.RETURNED)
 
     def _check(self, now_s: float) -> float:
         holdings = self._held.holdings()

@@ -31,8 +31,9 @@ from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Fetched, Payload
 from popstream.pop import pop_any_queue
 from popstream.testing.memory_job import MemoryJob
-from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject
-from popstream.wire.reason import Reason
+from popstream.wire.answer import Answer
+from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject, ReturnClient
+from popstream.wire.reason import Reason, code_of
 from tests.support.threads import eventually, in_thread, leaves_no_thread
 
 
@@ -370,6 +371,43 @@ def test_what_a_consumer_gives_back_of_itself_is_not_renewed_any_more(job: Memor
         consumer.renew_due()
         assert [change.queue_id for change in sent(job, ChangeInvisible)[renewals:]] == [1]
         assert [message.queue_offset for message in other.pop("orders", 0, max_messages=4)] == [0, 1, 2, 3]
+
+
+def test_what_a_consumer_may_not_give_back_of_itself_is_held_and_renewed_as_before(
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always = RenewalPolicy(ahead_ms=10**9)
+    with job.consumer("billing", client_id="c1", renewal=always) as consumer:
+        messages = consumer.pop("orders", 0, max_messages=4, renew=True).messages
+        consumer.flush()
+        in_between: list[int] = []
+
+        def refuse(command: ReturnClient, **_: object) -> Answer:
+            renewals = len(sent(job, ChangeInvisible))
+            consumer.renew_due()
+            in_between.append(len(sent(job, ChangeInvisible)) - renewals)
+            return Answer(
+                op_id="x",
+                type="return_client",
+                code=code_of(Reason.NO_PERMISSION),
+                reason=Reason.NO_PERMISSION,
+                applied=False,
+                topic=command.topic,
+                queue_id=command.queue_id,
+                now_ms=job.now_ms,
+            )
+
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer._transport, "request", refuse)
+            with pytest.raises(Refused):
+                consumer.return_client("orders", 0)
+        assert in_between == [0]
+        assert consumer.held_count == 4
+        assert not any(message.is_settled for message in messages)
+        consumer.flush()
+        renewals = len(sent(job, ChangeInvisible))
+        consumer.renew_due()
+        eventually(lambda: len(sent(job, ChangeInvisible)) > renewals)
 
 
 def test_close_finishes_acks_and_gives_back_the_rest_by_one_operation_a_queue(job: MemoryJob) -> None:
