@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError, OutOfOrderSequenceNumberError
+from kafka.producer.producer_batch import ProducerBatch
 
 from popstream.kafka_internals import require_members
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -153,6 +154,8 @@ class ResilientProducer:
         if manager is None:
             return  # not idempotent: a refused record fails alone
         require_members(manager, "classify_batch_error")
+        # An empty one, as `attempts` is no member of the class.
+        require_members(ProducerBatch(None, None), "attempts", "complete_exceptionally")
         classify = manager.classify_batch_error
 
         def classify_refusals(error: Kafka, batch: Kafka, log_start_offset: int = -1) -> Kafka:

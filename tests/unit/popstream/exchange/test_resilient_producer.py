@@ -164,6 +164,21 @@ def test_another_kafka_python_is_refused_by_its_version(monkeypatch: pytest.Monk
         ResilientProducer(OPTIONS, refusals=(), on_connected=lambda: None, kafka_producer=OtherRelease())
 
 
+@pytest.mark.parametrize("missing", ["attempts", "complete_exceptionally"])
+def test_another_kafka_python_is_refused_by_its_batches(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    class OtherBatch(ProducerBatch):  # type: ignore[misc]  # kafka-python has no types
+        def __getattribute__(self, name: str) -> Any:
+            if name == missing:
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(resilient_producer, "ProducerBatch", OtherBatch)
+    producer, connected = make()
+    with pytest.raises(Invalid, match=f"OtherBatch has no {missing}"):
+        producer.open()
+    assert (Kafka.made[0].is_closed, connected) == (True, [])
+
+
 def test_a_producer_that_is_not_idempotent_needs_no_patch() -> None:
     given = Kafka()
     given._transaction_manager = None
@@ -176,7 +191,6 @@ def test_the_installed_kafka_python_has_the_private_members() -> None:
         (KafkaProducer, {"_transaction_manager", "_sender"}),
         (Fetcher, {"_next_partition_records"}),
         (KafkaConsumer, {"_fetcher"}),
-        (ProducerBatch, {"attempts"}),
     ):
         assert names <= set(owner.__init__.__code__.co_names)
     assert [*signature(TransactionManager.classify_batch_error).parameters] == [
