@@ -63,7 +63,8 @@ class BackOff(msgspec.Struct, frozen=True):
     """The time between a failed delivery and the next one.
 
     Without jitter it is declared to the job with `max_attempts`, and holds for leases that expire, too. With jitter
-    each failed message gets a time of its own; a message whose lease expires is offered again at once.
+    each failed message gets a time of its own, which a declared back-off would replace; a message whose lease expires
+    is offered again at once.
 
     Args:
         steps_s: Seconds after the first, second, ... attempt; the last value repeats. Empty: at once.
