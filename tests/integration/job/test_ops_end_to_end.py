@@ -359,14 +359,25 @@ def test_a_message_of_a_killed_consumer_comes_again_when_its_lease_is_over(wire:
             assert holding.stdout.readline() == "held\n"
             wire.rows("deliveries", topic=topic, step="changed", revision=2)  # renewed twice
         finally:
-            killed_ms = time.time() * 1000
             holding.kill()
     with Consumer(str(job.connection), group="g", prefix=arguments[1]) as consumer:
         popped = consumer.pop(topic, 0, max_messages=1, poll_time_ms=60_000)
         assert [(message.value, message.attempt) for message in popped] == [(b"espresso", 2)]
     ended = wire.rows("deliveries", topic=topic, step="expired")
-    # A renewal that was on its way may have been decided after the kill.
-    assert max(row["at_ms"] for row in ended) - killed_ms < 20_000
+    renewals = wire.rows("deliveries", topic=topic, step="changed")
+    assert {row["deadline_ms"] - row["at_ms"] for row in renewals} == {10_000}
+    for row in ended:
+        of_lease = [renewal for renewal in renewals if renewal["epoch"] == row["epoch"] and covers(renewal, row)]
+        assert row["at_ms"] == max(renewal["deadline_ms"] for renewal in of_lease)
+    (again,) = wire.rows("deliveries", topic=topic, step="leased", attempt=2)
+    assert again["at_ms"] >= min(row["at_ms"] for row in ended if covers(row, again))
+
+
+def covers(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell whether a row of `deliveries` is about the first message of another one."""
+    return bool(
+        row["queue_id"] == other["queue_id"] and row["first_offset"] <= other["first_offset"] <= row["last_offset"]
+    )
 
 
 def test_two_jobs_cannot_share_a_folder(spark: SparkSession, job: Job) -> None:
