@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from collections import deque
 from functools import partial
@@ -15,7 +17,6 @@ from popstream.pop.record_filler import Filled, release_after
 from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Sequence
 
     from popstream.lease.leases import Leases
@@ -34,6 +35,8 @@ AHEAD_SETS_MIN = 16
 """With fewer sets, which workers soon get to, reading ahead gains nothing and costs a microsecond a message."""
 AHEAD_BYTES_MAX = 8 * 1024 * 1024
 """Of records that are read ahead of their fetch, in memory: a quarter of the cache in which they wait."""
+SIGNAL_CHECK_S = 0.5
+"""The main thread runs the handlers of signals at least this often while it waits."""
 
 
 class HandOut:
@@ -183,9 +186,18 @@ class HandOut:
             self.wait_count += lacks_leases
             self.waiting_count += lacks_leases
             try:
-                self._changed.wait(wait_s)
+                self._wait(wait_s)
             finally:
                 self.waiting_count -= lacks_leases
+
+    def _wait(self, wait_s: float | None) -> None:
+        """Wait for a change; in parts in the main thread, as a signal does not end a wait that begins just after it."""
+        if threading.current_thread() is not threading.main_thread():
+            self._changed.wait(wait_s)
+            return
+        left_s = math.inf if wait_s is None else wait_s
+        while not self._changed.wait(min(left_s, SIGNAL_CHECK_S)) and (left_s := left_s - SIGNAL_CHECK_S) > 0:
+            pass
 
     def _is_open(self) -> bool:
         if self.failure is not None:

@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
+
+from popstream.testing.memory_job import MemoryJob
 
 BEGIN = """
 import atexit, sys, threading, time
@@ -153,6 +156,29 @@ def test_by_sigint_while_the_main_thread_iterates(when: str, given_back: str) ->
     process.send_signal(signal.SIGINT)
     status, lines = ended(process)
     assert (status, lines[-1]) == (-signal.SIGINT, given_back)
+
+
+def test_the_main_thread_waits_in_parts_as_a_signal_just_before_a_wait_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float | None] = []
+
+    def wait(timeout_s: float | None = None) -> bool:
+        waits.append(timeout_s)
+        if len(waits) == 3:
+            raise KeyboardInterrupt  # Python calls the handler of the signal between two of them
+        return False
+
+    job = MemoryJob()
+    job.write("orders", 0, [])
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        subscription = consumer.subscribe()
+        waiting = threading.Condition()
+        monkeypatch.setattr(waiting, "wait", wait)
+        monkeypatch.setattr(subscription._hand_out, "_changed", waiting)
+        with pytest.raises(KeyboardInterrupt):
+            subscription.take(1)
+    assert waits == [0.5] * 3
 
 
 def test_a_handler_of_ones_own_for_sigterm_is_left_alone() -> None:
