@@ -4,7 +4,8 @@
 
 The compiled form is the package `broker_state` once more, in a folder of its own, with extensions in place of the
 modules that are compiled. The folder is named by the digest of the sources and by the Python that it is for: after an
-edit no folder fits, and the sources run, until `make setup` compiles them. docs/adr/0012 has the reasons.
+edit no folder fits, and the sources run, until `make setup` compiles them. The wire types belong to the sources: the
+compiled code checks and casts to the types of their fields. docs/adr/0012 has the reasons.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ GROUP: Final = "popstream_kernel"
 EXTENSION: Final = str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 _SOURCES: Final = Path(__file__).parent
+_WIRE: Final = _SOURCES.parent / "popstream" / "wire"
 
 _COMPILED_FOLDERS: Final = ("kernel", "store")
 _NOT_COMPILED: Final = (
@@ -51,8 +53,9 @@ def compiled_sources() -> list[Path]:
 def build_folder() -> Path:
     """Return the folder of the build of the present sources for this Python, whether or not it exists."""
     digest = hashlib.blake2b(EXTENSION.encode(), digest_size=16)
-    for file in sorted(_SOURCES.rglob("*.py")):
-        digest.update(file.relative_to(_SOURCES).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    for folder in (_SOURCES, _WIRE):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return _SOURCES.parent / "var" / "kernel" / digest.hexdigest()
 
 

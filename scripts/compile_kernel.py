@@ -3,7 +3,7 @@
     python -m scripts.compile_kernel
 
 Writes var/kernel/<digest>/ (broker_state/compiled_form.py), and removes builds of other sources. Without a C compiler
-or Python's headers it says so, and the sources are used.
+that works or without Python's headers it says so, and the sources are used.
 """
 
 from __future__ import annotations
@@ -53,8 +53,19 @@ def what_is_missing() -> str | None:
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler})"
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return None if headers.is_file() else f"Python's headers are not installed ({headers})"
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        return f"Python's headers are not installed ({headers / 'Python.h'})"
+    # A compiler may lack the headers of the C library, and Python's need them.
+    tried = subprocess.run(
+        [compiler, "-fsyntax-only", "-I", headers, "-x", "c", "-"],
+        input="#include <Python.h>\n",
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return None if not tried.returncode else f"{compiler} cannot compile: {tried.stderr.strip().splitlines()[-1]}"
 
 
 def compile_in(place: Path) -> Path:

@@ -12,6 +12,7 @@ import pytest
 
 from broker_state import compiled_form
 from broker_state.compiled_form import EXTENSION, GROUP, build_folder, choose_form, compiled_sources
+from scripts.compile_kernel import what_is_missing
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "broker_state"
@@ -29,20 +30,48 @@ def test_no_compiled_module_defines_a_value() -> None:
         assert not {base for base in bases if "Struct" in base or base.startswith("_Stored")}, source
 
 
-def test_an_edit_of_any_source_leaves_the_build_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("edited", ["broker_state/kernel/decide.py", "popstream/wire/command.py"])
+def test_an_edit_of_any_source_leaves_the_build_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
+) -> None:
+    """Also of a wire type: compiled code casts to the types that its fields had."""
     sources = tmp_path / "broker_state"
-    (sources / "kernel").mkdir(parents=True)
-    (sources / "kernel" / "decide.py").write_text("a = 1\n")
+    for file in (sources / "kernel" / "decide.py", tmp_path / "popstream" / "wire" / "command.py"):
+        file.parent.mkdir(parents=True)
+        file.write_text("a = 1\n")
     monkeypatch.setattr(compiled_form, "_SOURCES", sources)
+    monkeypatch.setattr(compiled_form, "_WIRE", tmp_path / "popstream" / "wire")
     before = build_folder()
     assert before == build_folder()
-    (sources / "kernel" / "decide.py").write_text("a = 2\n")
+    (tmp_path / edited).write_text("a = 2\n")
     assert build_folder() != before
     before.mkdir(parents=True)
     (before / f"{GROUP}__mypyc{EXTENSION}").write_bytes(b"of other sources")
     path = [str(sources)]
     assert choose_form(path) == "pure"
     assert path == [str(sources)]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("exit 0", None),
+        (
+            "echo 'stdio.h: No such file or directory' >&2; exit 1",
+            "cc cannot compile: stdio.h: No such file or directory",
+        ),
+    ],
+)
+def test_a_compiler_that_cannot_compile_is_said_and_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, said: str | None
+) -> None:
+    (tmp_path / "cc").write_text(f"#!/bin/sh\n{compiler}\n")
+    (tmp_path / "cc").chmod(0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_config_var", lambda _name: "cc -pthread")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    assert what_is_missing() == said
 
 
 def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
