@@ -75,26 +75,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str = ""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it is as it was written. A wrong offset in it would look like a log that has lost its end."""
-        has_none = self.version < _WITH_CHECKSUM and not self.checksum
-        return has_none or self.checksum == self._own_checksum()
-
-    def with_checksum(self) -> "Snapshot":
-        """Return it with the checksum of the rest."""
-        return msgspec.structs.replace(self, checksum=self._own_checksum())
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
     def shares(self, sha256: str) -> bool:
         """Return whether a file with this content is one of its own."""
         return any(file.sha256 == sha256 for file in self.files)
-
-    def _own_checksum(self) -> str:
-        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, checksum=""))).hexdigest()
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files)
 
 
 class SnapshotStore:
@@ -151,7 +138,8 @@ class SnapshotStore:
             applied=applied,
             files=files,
             version=_WITH_CHECKSUM,
-        ).with_checksum()
+        )
+        snapshot = msgspec.structs.replace(snapshot, checksum=_checksum(msgspec.json.encode(snapshot)))
         try:
             self._files.makedirs(f"{self._root}/files", exist_ok=True)
             self._files.makedirs(f"{self._root}/manifests", exist_ok=True)
@@ -183,10 +171,11 @@ class SnapshotStore:
             names = self._files.ls(f"{self._root}/manifests", detail=False)
             for name in names:
                 try:
-                    snapshot = msgspec.json.decode(self._files.cat_file(name), type=Snapshot)
+                    stored = self._files.cat_file(name)
+                    snapshot = msgspec.json.decode(stored, type=Snapshot)
                     if name.rpartition("/")[2] != f"{snapshot.id}.json":
                         _log.warning("manifest_unreadable", name=name, error=f"it is that of {snapshot.id}")
-                    elif not snapshot.is_whole:
+                    elif _has_changed(snapshot, stored):
                         _log.warning("manifest_unreadable", name=name, error="its checksum differs")
                     else:
                         found.append(snapshot)
@@ -276,6 +265,19 @@ class SnapshotStore:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
+
+
+def _has_changed(snapshot: Snapshot, stored: bytes) -> bool:
+    """Return whether a manifest is not as it was written. A wrong offset in it looks like a log without its end."""
+    has_none = snapshot.version < _WITH_CHECKSUM and not snapshot.checksum
+    return not has_none and snapshot.checksum != _checksum(stored)
+
+
+def _checksum(manifest: bytes) -> str:
+    """Return the checksum of everything else in a manifest, also of fields that only another version knows."""
+    fields: dict[str, Any] = msgspec.json.decode(manifest)
+    fields.pop("checksum", None)
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
 def _is_due(file: SnapshotFile, last_ms: int, now_ms: int) -> bool:
