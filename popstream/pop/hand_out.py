@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -191,13 +190,14 @@ class HandOut:
                 self.waiting_count -= lacks_leases
 
     def _wait(self, wait_s: float | None) -> None:
-        """Wait for a change; in parts in the main thread, as a signal does not end a wait that begins just after it."""
-        if threading.current_thread() is not threading.main_thread():
-            self._changed.wait(wait_s)
-            return
-        left_s = math.inf if wait_s is None else wait_s
-        while not self._changed.wait(min(left_s, SIGNAL_CHECK_S)) and (left_s := left_s - SIGNAL_CHECK_S) > 0:
-            pass
+        """Wait for a change, or until the caller has to look again.
+
+        In the main thread that is soon, as a signal does not end a wait that begins just after it. The caller looks
+        after each wait: a change that comes when one is over, and the next has not begun, ends neither.
+        """
+        if threading.current_thread() is threading.main_thread():
+            wait_s = SIGNAL_CHECK_S if wait_s is None else min(wait_s, SIGNAL_CHECK_S)
+        self._changed.wait(wait_s)
 
     def _is_open(self) -> bool:
         if self.failure is not None:
