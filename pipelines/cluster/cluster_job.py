@@ -262,7 +262,7 @@ class ClusterJob:
         )
         audit = KeptQuery(query.start, query.start_drain, AUDIT, self._queries)
         audit.start()
-        self._stack.callback(lambda: audit.stop(drains=self.failure is None))
+        self._stack.callback(lambda: audit.stop(drains=self._end.is_stopping and self.failure is None))
         return audit
 
     def _watch_of_driver(

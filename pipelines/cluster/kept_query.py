@@ -72,7 +72,7 @@ class KeptQuery:
         if self._query is not None:
             self._queries.end(self._query)
         self._thread.join(STOP_S)
-        if drains and not self._queries.are_over:
+        if drains and not (self._queries.are_over or self._thread.is_alive()):
             self._drain()
 
     def _drain(self) -> None:
