@@ -75,9 +75,9 @@ class LaneFigures(NamedTuple):
 class LaneMetrics(Collector):
     """What Prometheus reads. Figures are replaced as a whole, and counts go on over all jobs of a process.
 
-    A group that is shown is counted by itself from then on, and what is not shown under REST, so that counts rise only.
-    They begin with 0: Prometheus does not see an increase from nothing to 1. Refusals begin with the first of each
-    reason, as there are too many reasons for a series each.
+    A group is counted by itself as long as it is shown, and what is not shown under REST. Counts rise only, and begin
+    with 0, also when a group is shown again: Prometheus does not see an increase from nothing to 1. Refusals begin with
+    the first of each reason, as there are too many reasons for a series each.
     """
 
     def __init__(self) -> None:
