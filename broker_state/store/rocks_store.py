@@ -16,6 +16,7 @@ rocksdict raises bare `Exception`, of which only the text says what happened. No
 import contextlib
 import itertools
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -342,11 +343,11 @@ class _Disk:
     """Tells for one opening of a store whether an error of RocksDB is damage, which a restart meets again, or passes.
 
     An I/O error may pass: of a disk at the other end of a network, for instance. A sector that cannot be read fails
-    again after the store was reopened.
+    again soon after the store was reopened, because the same work is done again.
     """
 
-    _failed: ClassVar[dict[tuple[Path, str], "_Disk"]] = {}
-    """By store and file, the last opening in this process that met an I/O error there."""
+    _failed: ClassVar[dict[tuple[Path, str], tuple["_Disk", float]]] = {}
+    """By store and file, the last opening in this process that met an I/O error there, and when (`time.monotonic`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -365,8 +366,10 @@ class _Disk:
             return StoreStopped(message, subject=subject)
         found = _TABLE_FILE.search(said)
         place = (self._path, found[0] if found else _OTHER_FILES)
-        earlier, self._failed[place] = self._failed.get(place, self), self
-        if earlier is not self:
+        now_s = time.monotonic()
+        earlier, at_s = self._failed.get(place, (self, now_s))
+        self._failed[place] = self, now_s
+        if earlier is not self and now_s - at_s < _FAILS_AGAIN_S:
             return Corrupt(f"{message}: the disk has failed there twice: {RESTORE}", subject=subject)
         return DiskFailed(message, subject=subject, details=[f"if it fails again, {RESTORE}"])
 
@@ -376,6 +379,8 @@ class _Disk:
 
 
 _IO_ERROR = "Input/output error"
+_FAILS_AGAIN_S = 3_600.0
+"""A second I/O error in a file that comes later is one more of a kind that passes."""
 _TABLE_FILE = re.compile(r"\d+\.sst\b")
 _OTHER_FILES = ""
 """Those that each opening begins anew: a write-ahead log and a manifest."""

@@ -413,7 +413,11 @@ def test_an_io_error_is_damage_only_where_the_disk_failed_before(
                     store.get(STATE, b"key")
         return type(caught.value)
 
+    now_s = [1_000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
     assert error_of(UNREADABLE, tmp_path / "state", times=3) is DiskFailed
+    now_s[0] += 3_600
+    assert error_of(UNREADABLE, tmp_path / "state") is DiskFailed, "weeks later, of a disk at the end of a network"
     assert error_of(UNREADABLE.replace("000009", "000011"), tmp_path / "state") is DiskFailed
     assert error_of(UNREADABLE, tmp_path / "queues") is DiskFailed, "another store"
     assert error_of(UNREADABLE.replace("Input/output error", "No space left on device"), tmp_path / "state") is (
