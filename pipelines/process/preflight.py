@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -23,10 +24,10 @@ JAVA_TIMEOUT_S = 20
 def require_ready(
     folder: Path, var: Path, *, tables: Path | None = None, with_kafka: bool, ports: dict[str, int]
 ) -> None:
-    """Check Java, jars, disk space and free ports.
+    """Check Java, jars, disks and free ports.
 
     Args:
-        folder: Folder of the job, on whose disk the space is checked.
+        folder: Folder of the job, whose disk must have space and take hard links.
         tables: Folder of the tables, likewise; None: in that of the job.
         var: Folder into which `make setup` has put the jars.
         with_kafka: Whether the jars of a broker are needed as well.
@@ -114,6 +115,23 @@ def _disk_findings(folder: Path, option: str) -> list[str]:
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
         return [f"{there} cannot be written to: choose another {option}"]
     free = shutil.disk_usage(there).free
-    if free >= DISK_FREE_BYTES_MIN:
-        return []
-    return [f"{free / (1 << 30):.1f} GiB are free in {there}, {DISK_FREE_BYTES_MIN >> 30} are needed"]
+    if free < DISK_FREE_BYTES_MIN:
+        return [f"{free / (1 << 30):.1f} GiB are free in {there}, {DISK_FREE_BYTES_MIN >> 30} are needed"]
+    return _link_findings(there, option)
+
+
+def _link_findings(there: Path, option: str) -> list[str]:
+    """Make a hard link. Where there are none, a flush would be retried for ever, and no snapshot could be taken."""
+    file = there / f".{secrets.token_hex(16)}.probe"
+    link = file.with_suffix(".link")
+    problem = f"{there} cannot be written to"
+    try:
+        file.touch(exist_ok=False)
+        problem = f"{there} takes no hard links, by which tables are committed and snapshots taken"
+        os.link(file, link)
+    except OSError as error:
+        return [f"{problem} ({error.strerror}): choose another {option}"]
+    finally:
+        file.unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+    return []

@@ -6,7 +6,8 @@
 
 A link fails if its name exists, in any process, so a commit made here never replaces another. Spark, on a local disk,
 looks whether the file exists and then renames over it, with a lock that holds within one JVM only (`HDFSLogStore`): a
-Spark of somebody else, in the moment between its look and its rename, may replace a commit made here.
+Spark of somebody else, in the moment between its look and its rename, may replace a commit made here. Storage without
+hard links is refused by the start of a job (`pipelines.process.preflight`).
 """
 
 from __future__ import annotations

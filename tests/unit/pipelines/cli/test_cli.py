@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -48,6 +49,7 @@ from pipelines.control.messages import JobReport, OwnerView, SnapshotRequest, St
 from pipelines.control.metrics import Metrics, Totals
 from pipelines.control.server import ControlServer
 from pipelines.job_settings import OTHER_VARIABLES, unknown_variables
+from pipelines.process import preflight
 from pipelines.process.preflight import require_ready
 from pipelines.process.signals import held_signals, interrupted_by_signals
 from pipelines.settings_reference import settings_markdown
@@ -403,6 +405,37 @@ def test_preflight_needs_free_disk_space(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(Invalid) as caught:
         require_ready(tmp_path / "job", tmp_path, with_kafka=False, ports={})
     assert f"1.5 GiB are free in {tmp_path}, 2 are needed" in str(caught.value)
+
+
+@pytest.mark.parametrize("reason", [errno.EPERM, errno.EOPNOTSUPP], ids=os.strerror)
+@pytest.mark.parametrize("option", ["--folder", "--tables"])
+def test_preflight_needs_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, reason: int) -> None:
+    """Of the disk of each folder, which need not be there yet."""
+    disks = {"--folder": tmp_path / "local", "--tables": tmp_path / "mounted"}
+    for disk in disks.values():
+        disk.mkdir()
+    link = os.link
+
+    def refuse(source: Path, target: Path) -> None:
+        if target.parent == disks[option]:
+            raise OSError(reason, os.strerror(reason))
+        link(source, target)
+
+    def start() -> None:
+        tables = disks["--tables"] / "of" / "a"
+        require_ready(disks["--folder"] / "job", tmp_path, tables=tables, with_kafka=False, ports={})
+
+    monkeypatch.setattr(preflight, "_java_findings", list)
+    monkeypatch.setattr(preflight, "spark_jars", lambda _: [])
+    start()
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(Invalid) as caught:
+        start()
+    assert str(caught.value) == (
+        f"{disks[option]} takes no hard links, by which tables are committed and snapshots taken"
+        f" ({os.strerror(reason)}): choose another {option}"
+    )
+    assert [file for disk in disks.values() for file in disk.iterdir()] == []
 
 
 @pytest.mark.parametrize("release", [11, 22])
