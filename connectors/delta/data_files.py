@@ -68,15 +68,16 @@ class DataFilesWriter(contextlib.AbstractContextManager["DataFilesWriter"]):
         self._path = path
         self._table = table
         self._durable = durable
-        self._written: list[_OpenFile] = []
-        self._open: dict[str, _OpenFile] = {}
+        self._made: list[_PartitionFile] = []
+        self._open: dict[str, pq.ParquetWriter] = {}
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
             return
-        for made in self._written:
+        for writer in self._open.values():
             with contextlib.suppress(OSError, pa.ArrowException):  # the first error counts
-                made.writer.close()
+                writer.close()
+        for made in self._made:
             made.path.unlink(missing_ok=True)
 
     def write(self, rows: pa.Table) -> None:
@@ -85,22 +86,27 @@ class DataFilesWriter(contextlib.AbstractContextManager["DataFilesWriter"]):
             if value not in self._open:
                 if len(self._open) == _OPEN_MAX:
                     self._close()
-                self._open[value] = _OpenFile(self._path, self._table, value)
-                self._written.append(self._open[value])
-            self._open[value].writer.write_table(of_partition)
+                self._open[value] = self._opened(value)
+            self._open[value].write_table(of_partition)
 
     def finish(self) -> list[DataFile]:
         """Close the files, and return them."""
         self._close()
         if self._durable:
-            files = [made.path for made in self._written]
+            files = [made.path for made in self._made]
             for place in (*files, *{file.parent for file in files}, self._path):
                 sync(place)
-        return [made.data_file() for made in self._written]
+        return [made.data_file() for made in self._made]
+
+    def _opened(self, value: str) -> pq.ParquetWriter:
+        made = _PartitionFile(self._path, self._table, value)
+        self._made.append(made)  # before it is opened: a full disk leaves an empty file
+        made.path.parent.mkdir(parents=True, exist_ok=True)
+        return parquet_writer(made.path, data_schema(self._table))
 
     def _close(self) -> None:
-        for made in self._open.values():
-            made.writer.close()
+        for writer in self._open.values():
+            writer.close()
         self._open.clear()
 
 
@@ -161,16 +167,14 @@ def file_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
     return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
 
 
-class _OpenFile:
-    """A file of one partition."""
+class _PartitionFile:
+    """A file of one partition, under a name of its own."""
 
     def __init__(self, root: Path, table: Table, value: str) -> None:
         self._root = root
         self._values: dict[str, str | None] = {} if table.partitioned_by is None else {table.partitioned_by: value}
         folder = root.joinpath(*(f"{name}={each}" for name, each in self._values.items()))
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"part-{secrets.token_hex(16)}.zstd.parquet"
-        self.writer = parquet_writer(self.path, data_schema(table))
 
     def data_file(self) -> DataFile:
         """Return the file, which has been closed, as a commit names it."""

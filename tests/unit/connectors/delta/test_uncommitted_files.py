@@ -1,6 +1,7 @@
 """Claim: an error after a commit deletes none of its files, of any writer; one before it leaves none.
 
-Method: the folder of the log cannot be synced, which is the last thing that a commit does.
+Method: the folder of the log cannot be synced, which is the last thing that a commit does; or the disk is full when a
+data file is opened, written or closed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -117,6 +119,23 @@ def test_a_commit_that_is_not_made_leaves_no_file(root: Path, way: str, monkeypa
 
     monkeypatch.setattr(os, "link", interrupt)
     with pytest.raises(KeyboardInterrupt):
+        WAYS[way](root)
+    assert on_disk(root) == before
+
+
+@pytest.mark.parametrize("step", ["__init__", "write_table", "close"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_disk_leaves_no_file(root: Path, way: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor an empty one, whose first bytes it does not take: a flush is retried, with another file each time."""
+    before = on_disk(root)
+    real = getattr(pq.ParquetWriter, step)
+
+    def refuse(writer: pq.ParquetWriter, *given: Any, **options: Any) -> None:
+        real(writer, *given, **options)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pq.ParquetWriter, step, refuse)
+    with pytest.raises(OSError, match="No space left"):
         WAYS[way](root)
     assert on_disk(root) == before
 
