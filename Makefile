@@ -129,6 +129,7 @@ crash: environment ## kill the job at its fail-points and compare what it left
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt
 	$(COMPILE) --extra pipeline --group dev --constraints requirements/pipeline.txt --output-file requirements/dev.txt
+	$(subst pyproject.toml,,$(COMPILE)) --group kernel --constraints requirements/dev.txt --output-file requirements/kernel.txt
 	$(COMPILE) --extra cluster --constraints requirements/pipeline.txt --no-emit-package pyspark --no-emit-package py4j \
 		--output-file connectors/spark_cluster/requirements.txt
 	$(COMPILE) --group s3-server --output-file requirements/s3_server.txt

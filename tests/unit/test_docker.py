@@ -13,6 +13,9 @@ import jsonschema
 import pytest
 import yaml
 
+import broker_state.compiled_form
+from broker_state.compiled_form import build_folder
+
 DOCKER = Path(__file__).parents[2] / "docker"
 INSTRUCTION = re.compile(r"^(?P<name>[A-Z]+)\s+(?P<rest>.+)$", re.MULTILINE)
 
@@ -103,8 +106,22 @@ def test_images_are_of_a_fixed_version(compose: dict[str, Any], instructions: li
     images = [argument.split("=")[1], *(service["image"] for service in compose["services"].values())]
     for image in images:
         assert re.search(r":\d+\.\d+\.\d+", image), image
-    # Every stage starts from the argument above.
-    assert {rest.split()[0] for rest in rests(instructions, "FROM")} == {"${PYTHON_IMAGE}"}
+    # Every stage starts from the argument above, or from an earlier stage.
+    stages = [rest.split() for rest in rests(instructions, "FROM")]
+    for number, (image, *_) in enumerate(stages):
+        assert image == "${PYTHON_IMAGE}" or image in {stage[-1] for stage in stages[:number]}
+
+
+def test_the_compiled_kernel_lies_beside_the_packages(instructions: list[tuple[str, str]]) -> None:
+    """Its folder is found from that of the sources."""
+    (argument,) = rests(instructions, "ARG")
+    version = re.search(r"python:(\d+\.\d+)\.", argument)
+    assert version is not None
+    packages = f"/opt/popstream/venv/lib/python{version[1]}/site-packages"
+    (target,) = [rest.split()[-1] for rest in rests(instructions, "COPY") if "--from=kernel" in rest]
+    assert target == f"{packages}/var/kernel"
+    made, root = build_folder(), Path(broker_state.compiled_form.__file__).parents[1]
+    assert made.relative_to(root).parent == Path("var", "kernel")
 
 
 def test_image_runs_as_a_user_with_a_passwd_entry(instructions: list[tuple[str, str]]) -> None:
