@@ -16,6 +16,8 @@ __all__ = ["time_limit"]
 def time_limit(seconds: float, error: BaseException, *, of_cpu: bool = False) -> Iterator[None]:
     """Raise `error` in the block, which must run in the main thread, when it takes longer.
 
+    It is raised again each time that this time passes until the block is left: its clean-up may hang, too.
+
     With `of_cpu` the time counts in which this process uses a CPU.
     """
     timer, number = (signal.ITIMER_VIRTUAL, signal.SIGVTALRM) if of_cpu else (signal.ITIMER_REAL, signal.SIGALRM)
@@ -24,7 +26,7 @@ def time_limit(seconds: float, error: BaseException, *, of_cpu: bool = False) ->
         raise error
 
     before = signal.signal(number, end)
-    signal.setitimer(timer, seconds)
+    signal.setitimer(timer, seconds, seconds)
     try:
         yield
     finally:
