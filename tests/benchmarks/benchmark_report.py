@@ -33,10 +33,11 @@ restart       a job with 10,000,000 leases: `bytes_a_lease` in its state, `first
 build         `filled`: from a filled topic of messages of 100 bytes until all are poppable, the first one cold, and
               until all units are in Delta; `poppable`: milliseconds from the send of a message until it can be popped
 latency       milliseconds: `operation` send -> answer, `message` send -> handler of a waiting consumer,
-              `wake_up` a blocked orderly lane is free -> answer of the pop that waits for it,
-              `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once;
-              `idle`: shares of a core that an idle job and its JVM use, a sample a second;
+              `wake_up` a blocked orderly lane is free -> answer of the pop that waits for it;
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
+lease_ends    milliseconds send -> answer on `others`, queues without leases, while at most 1,000,000 leases of one
+              queue, one for each operation, end at once
+idle          shares of a core that an idle job and its JVM use, a sample a second
 consume       a handler that does nothing, by the way to consume: `cpu_us` of the client a message, `in_memory` (without
               the CPU of the job) and with a `job`, there also `messages_a_second` of 100 bytes from 8 queues, or as
               many as the name says
@@ -47,6 +48,8 @@ fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `
 redrive       dead letters of 1,000 bytes a second: `listed`, and `redriven` to their group; `cpu_us` a redriven letter
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
+fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
+              150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 lag           at most 100,000 lanes (1,000 groups on 100 queues): `visible_s` from a dispatch to each queue until it is
               in the lag of all groups, and `scrape_ms` of the endpoint meanwhile, [median, greatest]
 cluster       the job on a standalone Spark cluster with executors of one core: records a second and
@@ -54,8 +57,6 @@ cluster       the job on a standalone Spark cluster with executors of one core: 
 cluster_kills seconds from the SIGKILL of an executor, and of the driver, until every queue answers, with as many
               leases as half of the operations
 cluster_lanes what the driver holds after some 100,000 pops of 10 and of as many lanes
-fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
-              150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """
 
 import json
@@ -82,9 +83,11 @@ from tests.benchmarks.consume import measure_consume
 from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
 from tests.benchmarks.fetch import measure_fetch
+from tests.benchmarks.idle import measure_idle
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
 from tests.benchmarks.lag import measure_lag
 from tests.benchmarks.latency import measure_latency
+from tests.benchmarks.lease_ends import measure_lease_ends
 from tests.benchmarks.long_log import measure_long_log
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
@@ -125,6 +128,8 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "restart": measure_restart,
     "build": measure_build,
     "latency": measure_latency,
+    "lease_ends": measure_lease_ends,
+    "idle": measure_idle,
     "consume": measure_consume,
     "redelivery": measure_redelivery,
     "fetch": measure_fetch,

@@ -1,6 +1,5 @@
 """Latencies: from operation to answer at a steady rate, from send to the handler of a waiting consumer, and more."""
 
-import itertools
 import multiprocessing
 import statistics
 import threading
@@ -17,18 +16,13 @@ from popstream import Consumer, Producer, Transport
 from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
 from popstream.wire.answer import Answer
-from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, Tick, WrittenRange
+from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, WrittenRange
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.client_cost import drain_large_records
-from tests.benchmarks.idle import idle_shares
-from tests.benchmarks.kernel import LEASES
-from tests.benchmarks.measured_operations import declare_queue, single_pops
 
-__all__ = ["measure_latency", "quantiles"]
+__all__ = ["measure_latency", "operation_latency", "quantiles"]
 
 _QUEUES = 8
-LEASE_MS = 300_000
-_LEASES_TOPIC = "latency-leases"
 
 
 def measure_latency(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
@@ -41,25 +35,14 @@ def measure_latency(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
         """Measure in a process of its own, as clients are: they must not share the job's interpreter lock."""
         return clients.submit(function, servers, "latency", rate=rate, seconds=for_s).result()
 
-    with clients:
-        with Host(settings, var=options.var):
-            measure(operation_latency, 100, 30)  # warm
-            report = {
-                "operation": measure(operation_latency, 500, seconds),
-                "message": measure(message_latency, 20, seconds),
-                "wake_up": measure(wake_up_latency, 1, seconds),
-                "idle": idle_shares(seconds),
-                "large_records": clients.submit(drain_large_records, servers, "latency").result(),
-            }
-        # Without ticks all leases end at one record, which is ours.
-        with Host(settings.model_copy(update={"ticks": False}), var=options.var):
-            ends_ms = lease_many(servers, "latency", LEASES)
-            time.sleep(max(0.0, ends_ms / 1000 - time.time()) + 1)
-            others = clients.submit(operation_latency, servers, "latency", rate=100, seconds=60)
-            time.sleep(20)
-            end_leases(servers, "latency")
-            report["others_while_leases_end"] = others.result()
-    return report
+    with clients, Host(settings, var=options.var):
+        measure(operation_latency, 100, 30)  # warm
+        return {
+            "operation": measure(operation_latency, 500, seconds),
+            "message": measure(message_latency, 20, seconds),
+            "wake_up": measure(wake_up_latency, 1, seconds),
+            "large_records": clients.submit(drain_large_records, servers, "latency").result(),
+        }
 
 
 def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
@@ -149,27 +132,6 @@ def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: 
             assert answer.pop_time_ms is not None, "a pop that waits 30 s is served"
             free_ms = float(answer.pop_time_ms + 1_000 // rate)
     return {"rounds": len(waits), **quantiles(waits)}
-
-
-def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
-    """Lease messages of one queue, each by a pop of its own; return when the last lease ends, in ms."""
-    queue = (_LEASES_TOPIC, 0)
-    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
-    with Transport(settings) as transport:
-        for command in declare_queue(*queue, leases):
-            transport.request(command)
-        pops = single_pops(*queue, "group", leases, invisible_time_ms=LEASE_MS)
-        for command in itertools.islice(pops, leases - 1):
-            transport.post(command)
-        granted = transport.request(next(pops), timeout_ms=LEASE_MS)
-    return float(granted.now_ms + LEASE_MS)
-
-
-def end_leases(bootstrap_servers: str, prefix: str) -> None:
-    """Make the leases of `lease_many` that are due expire."""
-    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
-    with Transport(settings) as transport:
-        transport.request(Tick(topic=_LEASES_TOPIC, queue_id=0, v=1))
 
 
 def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.benchmarks import benchmark_report
-from tests.benchmarks.benchmark_report import run_bench
+from tests.benchmarks.benchmark_report import PARTS, run_bench
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,3 +41,10 @@ def test_a_part_that_fails_or_hangs_costs_no_other_its_results(tmp_path: Path, m
     assert report["whole"] == 7
     assert set(report["machine"]) == {"cores", "python", "kernel", "broken", "stuck", "whole"}
     assert set(seen[0]) == {"machine", "broken", "stuck"}, "written as each part ends"
+
+
+def test_the_table_says_what_each_part_measures() -> None:
+    _, *rows = (benchmark_report.__doc__ or "").split("what is measured\n")[1].splitlines()
+    named = [row.split()[0] for row in rows if not row.startswith((" ", "---"))]
+    assert named == ["machine", *PARTS]
+    assert {"latency", "lease_ends", "idle"} <= set(PARTS), "each alone: one that fails costs no other its results"
