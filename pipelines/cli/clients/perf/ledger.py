@@ -1,6 +1,7 @@
 """The account of a load: what became of each message in each group, in memory that all its processes share."""
 
 import ctypes
+import math
 from array import array
 from collections.abc import Sequence
 from multiprocessing.context import SpawnContext
@@ -37,6 +38,8 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
         delivered: Messages that a consumer got.
         missing: Messages that no consumer got.
         unacked: Messages that a consumer got, but no ack of which was applied.
+        outcome_unknown: Messages that a consumer got, and whose last ack has no known outcome: if it was not applied,
+            the message comes again.
         redelivered: Deliveries beyond the first one of each message, of which at most 254 are counted.
         refused: Acks that were not applied: the lease had ended.
         others: Messages in the topic that are not of this load.
@@ -45,18 +48,29 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
     delivered: int
     missing: int
     unacked: int
+    outcome_unknown: int
     redelivered: int
     refused: int
     others: int
 
     @property
-    def is_complete(self) -> bool:
-        """Whether each message was delivered and acked."""
+    def acked(self) -> int:
+        """Messages an ack of which is known to be applied."""
+        return self.delivered - self.unacked - self.outcome_unknown
+
+    @property
+    def is_accounted_for(self) -> bool:
+        """Whether each message was delivered and acked, or may have been acked."""
         return not self.missing and not self.unacked
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each message was delivered, and is known to be acked: none comes again."""
+        return self.is_accounted_for and not self.outcome_unknown
 
 
 class GroupLedger:
-    """The messages of a load in one group, by number: 10 bytes a message.
+    """The messages of a load in one group, by number: 11 bytes a message.
 
     Two workers that get a message at the same moment may count as one delivery; none can hide one.
 
@@ -69,6 +83,7 @@ class GroupLedger:
         self._messages = messages
         self._deliveries: Any = context.RawArray(ctypes.c_uint8, messages)
         self._acked: Any = context.RawArray(ctypes.c_uint8, messages)
+        self._unanswered: Any = context.RawArray(ctypes.c_uint8, messages)
         self._delivery_ms: Any = context.RawArray(ctypes.c_float, messages)
         self._ack_ms: Any = context.RawArray(ctypes.c_float, messages)
 
@@ -78,21 +93,29 @@ class GroupLedger:
         if not count:
             self._delivery_ms[number] = since_sent_ms
         self._deliveries[number] = min(count + 1, _DELIVERIES_MAX)
+        self._unanswered[number] = 0  # it comes again, so the ack before was not applied
 
-    def note_ack(self, number: int, took_ms: float) -> None:
-        """Note that the ack of a message was applied."""
-        self._ack_ms[number] = took_ms
+    def note_ack(self, number: int, took_ms: float | None) -> None:
+        """Note that the ack of a message was applied; `took_ms` is None if nobody knows how long it took."""
+        self._ack_ms[number] = math.nan if took_ms is None else took_ms
         self._acked[number] = 1
+
+    def note_unknown(self, number: int) -> None:
+        """Note that the ack of a message has no known outcome: it was applied, or the message comes again."""
+        self._unanswered[number] = 1
 
     def result(self, workers: Sequence[ProcessCounts]) -> GroupResult:
         """Return what is known now."""
         deliveries = bytes(self._deliveries)
         missing = deliveries.count(0)
         delivered = self._messages - missing
+        acked = bytes(self._acked)
+        outcome_unknown = (int.from_bytes(bytes(self._unanswered)) & ~int.from_bytes(acked)).bit_count()
         return GroupResult(
             delivered=delivered,
             missing=missing,
-            unacked=delivered - bytes(self._acked).count(1),
+            unacked=delivered - acked.count(1) - outcome_unknown,
+            outcome_unknown=outcome_unknown,
             redelivered=sum(deliveries) - delivered,
             refused=sum(each.refused for each in workers),
             others=sum(each.others for each in workers),
@@ -100,14 +123,15 @@ class GroupLedger:
 
     def delivery_times_ms(self) -> "array[float]":
         """Return the milliseconds from send to first delivery of each message that was delivered."""
-        return self._known(self._deliveries, self._delivery_ms)
+        return _known(self._deliveries, self._delivery_ms)
 
     def ack_times_ms(self) -> "array[float]":
-        """Return the milliseconds from ack to outcome of each message whose ack was applied."""
-        return self._known(self._acked, self._ack_ms)
+        """Return the milliseconds from ack to outcome of each message whose ack was applied, where they are known."""
+        return array("f", (ms for ms in _known(self._acked, self._ack_ms) if not math.isnan(ms)))
 
-    def _known(self, counts: Any, times_ms: Any) -> "array[float]":  # noqa: ANN401 - ctypes has no types
-        return array("f", (ms for count, ms in zip(counts, times_ms, strict=True) if count))
+
+def _known(counts: Any, times_ms: Any) -> "array[float]":  # noqa: ANN401 - ctypes has no types
+    return array("f", (ms for count, ms in zip(counts, times_ms, strict=True) if count))
 
 
 def seconds_between(processes: Sequence[ProcessCounts]) -> float:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from pipelines.cli.clients.perf.ack_form import AckForm
@@ -16,9 +16,11 @@ from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts
 from pipelines.cli.clients.perf.load_message import made_value, read_value
 from pipelines.cli.clients.perf.plan import Plan
 from pipelines.cli.clients.send_and_consume import POLL_MS, UNDECLARED_PAUSE_S
-from popstream import Consumer, Message, NotDeclared, Outcome, Producer, SendResult
+from popstream import AnswerTimeout, ClientClosed, Consumer, Message, NotDeclared, Outcome, Producer, SendResult
 
 __all__ = ["LOOK_S", "Worker", "consume_load", "send_load"]
+
+LOG = logging.getLogger(__name__)
 
 UNCONFIRMED_MAX = 20_000
 """Messages that the sender has on the way at most."""
@@ -132,8 +134,10 @@ class Worker:
             except NotDeclared:  # the first message of the queue is on its way
                 time.sleep(UNDECLARED_PAUSE_S)
                 continue
+            except AnswerTimeout:  # what it has leased comes again
+                continue
             if popped.messages:
-                self._take(popped.messages).result()
+                wait([self._take(popped.messages)])
 
     def _take(self, messages: Sequence[Message]) -> Future[list[Outcome]]:
         """Enter messages, and ack them."""
@@ -152,17 +156,36 @@ class Worker:
         outcomes.add_done_callback(functools.partial(self._acked, numbers, now_ns))
         return outcomes
 
-    def _acked(self, numbers: Sequence[int | None], began_ns: int, outcomes: Future[list[Outcome]]) -> None:
+    def _acked(self, numbers: Sequence[int | None], began_ns: int, acks: Future[list[Outcome]]) -> None:
         now_ns = time.time_ns()
+        error = acks.exception()
+        outcomes: Sequence[Outcome | None]
+        if error is None:
+            outcomes, took_ms = acks.result(), (now_ns - began_ns) / 1e6
+        else:
+            # Those that are known came at some time before the error.
+            outcomes, took_ms = _known_outcomes(error, len(numbers)), None
         refused = 0
-        for number, outcome in zip(numbers, outcomes.result(), strict=True):
-            if not outcome.applied:
+        for number, outcome in zip(numbers, outcomes, strict=True):
+            if outcome is not None and not outcome.applied:
                 refused += 1
+            elif number is not None and outcome is not None:
+                self._ledger.note_ack(number, took_ms)
             elif number is not None:
-                self._ledger.note_ack(number, (now_ns - began_ns) / 1e6)
+                self._ledger.note_unknown(number)
         with self._lock:
             self._counts.refused += refused
-            self._counts.last_ns = now_ns
+            if error is None:
+                self._counts.last_ns = now_ns
+
+
+def _known_outcomes(error: BaseException, count: int) -> Sequence[Outcome | None]:
+    """Return the outcomes of acks that have failed as a whole; None: unknown."""
+    if isinstance(error, AnswerTimeout) and error.outcomes:
+        return error.outcomes
+    if not isinstance(error, AnswerTimeout | ClientClosed):
+        LOG.error("acks have no outcome: %s: %s", type(error).__name__, error)
+    return [None] * count
 
 
 def _stop_when(stopping: Any, consumer: Consumer) -> None:  # noqa: ANN401

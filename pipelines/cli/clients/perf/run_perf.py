@@ -35,13 +35,14 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a load.
 
     Attributes:
-        complete: Whether every message was sent, and delivered and acked in every group.
+        complete: Whether every message was sent, and delivered and acked in every group. An ack without a known outcome
+            is good for that if the message has not come again.
         messages: Messages to send.
         sent: Messages that were sent.
         send_s: Seconds from the first message to the moment at which the last one could be popped.
         sent_per_s: Messages sent a second.
         consume_s: Seconds from the first delivery to the last ack, of all groups.
-        consumed_per_s: Messages acked a second, of all groups together.
+        consumed_per_s: Messages acked a second, of all groups together; without acks of unknown outcome.
         delivery_ms: Quantiles of the milliseconds from send to first delivery; None when all were sent first.
         ack_ms: Quantiles of the milliseconds from ack to outcome.
         groups: By name, what became of the messages.
@@ -140,7 +141,10 @@ class _Load:
         ]
 
     def run(self) -> None:
-        """Run until every message is accounted for, a process fails, or nothing has moved for `stall_s`."""
+        """Run until every message is accounted for, a process fails, or nothing has moved for `stall_s`.
+
+        Messages whose acks have no known outcome are waited for until their leases are over, and `stall_s` more.
+        """
         if self._plan.rate:
             self._start(self._consumers)
         self._start([self._sender])
@@ -165,14 +169,16 @@ class _Load:
     def report(self) -> LoadReport:
         """Return what is known now."""
         plan = self._plan
-        groups = {group: ledger.result(self._workers[group]) for group, ledger in self._ledgers.items()}
+        groups = self._results()
         send_s = seconds_between([self._sent])
         consume_s = seconds_between([counts for workers in self._workers.values() for counts in workers])
-        acked = sum(each.delivered - each.unacked for each in groups.values())
+        acked = sum(each.acked for each in groups.values())
         ledgers = self._ledgers.values()
         sent = self._sent.messages
         return LoadReport(
-            complete=sent == plan.messages and all(each.is_complete for each in groups.values()) and not self.failures,
+            complete=sent == plan.messages
+            and all(each.is_accounted_for for each in groups.values())
+            and not self.failures,
             messages=plan.messages,
             sent=sent,
             send_s=round(send_s, 2),
@@ -201,16 +207,30 @@ class _Load:
             now_s, now = time.monotonic(), count()
             if now != moved:
                 moved, moved_s = now, now_s
-            elif now_s - moved_s > self._plan.stall_s:
+            elif now_s - moved_s > self._patience_s():
+                if self._is_accounted_for():
+                    return  # what has not come again by now was acked
                 self.failures.append(f"nothing was {verb} for {self._plan.stall_s:g} s")
             if now_s - shown_s >= PROGRESS_S:
                 say(f"{now:,} {verb}, {(now - shown) / (now_s - shown_s):,.0f} a second")
                 shown, shown_s = now, now_s
 
+    def _patience_s(self) -> float:
+        """Return how long nothing may move. A message whose ack has no known outcome may come again after its lease."""
+        lease_s = self._plan.invisible_time_ms / 1000 if self._is_accounted_for() else 0.0
+        return self._plan.stall_s + lease_s
+
     def _is_complete(self) -> bool:
-        if self._taken() < self._plan.messages * len(self._plan.groups):
-            return False
-        return all(ledger.result(self._workers[group]).is_complete for group, ledger in self._ledgers.items())
+        return self._is_all_taken() and all(result.is_complete for result in self._results().values())
+
+    def _is_accounted_for(self) -> bool:
+        return self._is_all_taken() and all(result.is_accounted_for for result in self._results().values())
+
+    def _is_all_taken(self) -> bool:
+        return self._taken() >= self._plan.messages * len(self._plan.groups)
+
+    def _results(self) -> dict[str, GroupResult]:
+        return {group: ledger.result(self._workers[group]) for group, ledger in self._ledgers.items()}
 
     def _taken(self) -> int:
         return sum(counts.messages for group in self._workers.values() for counts in group)
@@ -260,7 +280,8 @@ def _print(plan: Plan, report: LoadReport, *, as_json: bool) -> None:
     for group, result in report.groups.items():
         facts[group] = (
             f"{result.delivered:,} delivered, {result.missing:,} missing, {result.unacked:,} not acked,"
-            f" {result.redelivered:,} redelivered, {result.refused:,} acks refused"
+            f" {result.outcome_unknown:,} with an unknown outcome of the ack, {result.redelivered:,} redelivered,"
+            f" {result.refused:,} acks refused"
         )
     print_facts(standard_output(), facts)
     for failure in report.failures:

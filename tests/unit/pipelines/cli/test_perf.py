@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,16 @@ from pipelines.cli.clients.perf.load_processes import Worker
 from pipelines.cli.clients.perf.plan import Plan
 from pipelines.cli.clients.perf.run_perf import new_plan
 from pipelines.cli.target import Target
+from popstream import AnswerTimeout, Outcome
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing import MemoryJob
 from popstream.wire.reason import Reason
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
-    from popstream import Consumer
+    from collections.abc import Sequence
+
+    from popstream import Consumer, Message
 
 CONTEXT = multiprocessing.get_context("spawn")
 OPTIONS: dict[str, Any] = {
@@ -54,6 +57,27 @@ def plan_of(**options: Any) -> Plan:
 def counts() -> ProcessCounts:
     made: ProcessCounts = CONTEXT.RawValue(ProcessCounts)
     return made
+
+
+def timed_out(outcomes: Sequence[Outcome | None]) -> Future[list[Outcome]]:
+    error = AnswerTimeout("no answer", op_ids=["ack"], in_log=True)
+    error.outcomes = tuple(outcomes)
+    future: Future[list[Outcome]] = Future()
+    future.set_exception(error)
+    return future
+
+
+def consumed_load(plan: Plan) -> Any:
+    """Return a load whose messages were sent and delivered, and all but the last one acked, within a second."""
+    load = run_perf._Load(plan)
+    (((own,),), (ledger,)) = load._workers.values(), load._ledgers.values()
+    load._sent.messages = own.messages = plan.messages
+    own.first_ns, own.last_ns = 1_000_000_000, 2_000_000_000
+    for number in range(plan.messages):
+        ledger.note_delivery(number, 1.0)
+        if number < plan.messages - 1:
+            ledger.note_ack(number, 1.0)
+    return load
 
 
 def open_consumer(job: MemoryJob, plan: Plan) -> Consumer:
@@ -84,6 +108,7 @@ def test_every_message_is_delivered_and_acked(ack: AckForm) -> None:
         "delivered": 50,
         "missing": 0,
         "unacked": 0,
+        "outcome_unknown": 0,
         "redelivered": 0,
         "refused": 0,
         "others": 2,
@@ -93,6 +118,102 @@ def test_every_message_is_delivered_and_acked(ack: AckForm) -> None:
     assert 0 <= seconds_between([own, counts()]) < 60
     with open_consumer(job, plan) as consumer:
         assert not consumer.pop(plan.topic, None, 100).messages
+
+
+@pytest.mark.parametrize("ack", list(AckForm))
+def test_acks_that_time_out_are_entered_as_far_as_they_are_known_and_their_worker_goes_on(
+    ack: AckForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, job = plan_of(ack=ack), MemoryJob()
+    for queue_id in range(plan.queues):
+        job.write(plan.topic, queue_id, [made_value(plan, each) for each in range(queue_id, plan.messages, 2)])
+    ledger, own = GroupLedger(CONTEXT, plan.messages), counts()
+    stopping = CONTEXT.RawValue(ctypes.c_bool, False)
+    with open_consumer(job, plan) as consumer:
+        real_ack, real_pop, popped = consumer.ack_async, consumer.pop, threading.Event()
+
+        def ack_without_answers_of_queue_1(messages: Sequence[Message]) -> Future[list[Outcome]]:
+            outcomes = real_ack(messages).result()
+            return timed_out([None if each.queue_id else known for each, known in zip(messages, outcomes, strict=True)])
+
+        def pop_after_a_time_out(*arguments: Any) -> Any:
+            if not popped.is_set():
+                popped.set()
+                timed_out([]).result()
+            return real_pop(*arguments)
+
+        monkeypatch.setattr(consumer, "ack_async", ack_without_answers_of_queue_1)
+        monkeypatch.setattr(consumer, "pop", pop_after_a_time_out)
+        worker = Worker(plan, consumer, ledger, own)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(worker.consume, stopping)
+            try:
+                wait_for(lambda: running.done() or ledger.result([own]).is_accounted_for)
+            finally:
+                stopping.value = True
+                consumer.stop()
+                while not running.done():
+                    job.advance(1_000)  # a pop that waits
+                    wait([running], 0.02)
+            running.result()
+    result = ledger.result([own])
+    assert (result.delivered, result.acked, result.unacked, result.outcome_unknown) == (50, 25, 0, 25)
+    assert (result.is_accounted_for, result.is_complete) == (True, False)
+    assert (len(ledger.ack_times_ms()), own.last_ns) == (0, 0), "nobody knows when their outcomes came"
+
+
+def test_an_error_other_than_a_time_out_is_logged_and_leaves_the_outcomes_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan, job = plan_of(), MemoryJob()
+    ledger, own, failed = GroupLedger(CONTEXT, 50), counts(), Future[list[Outcome]]()
+    failed.set_exception(OSError("no disk"))
+    with open_consumer(job, plan) as consumer:
+        ledger.note_delivery(7, 1.0)
+        Worker(plan, consumer, ledger, own)._acked([7, None], 1, failed)
+    assert ledger.result([own]).outcome_unknown == 1
+    assert [record.getMessage() for record in caplog.records] == ["acks have no outcome: OSError: no disk"]
+
+
+def test_a_message_that_comes_again_was_not_acked_before() -> None:
+    ledger, own = GroupLedger(CONTEXT, 1), counts()
+    ledger.note_delivery(0, 1.0)
+    ledger.note_unknown(0)
+    assert ledger.result([own]).outcome_unknown == 1
+    ledger.note_delivery(0, 1.0)
+    result = ledger.result([own])
+    assert (result.unacked, result.outcome_unknown, result.is_accounted_for) == (1, 0, False)
+    ledger.note_ack(0, 2.0)
+    ledger.note_unknown(0)  # the first one's, late
+    assert ledger.result([own]).is_complete
+
+
+def test_a_load_waits_until_messages_with_an_unknown_outcome_would_have_come_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_perf, "LOOK_S", 0)
+    load = consumed_load(plan_of(stall_s=5.0, invisible_time_ms=60_000))
+    (ledger,) = load._ledgers.values()
+    assert load._patience_s() == 5, "an ack is on its way"
+    ledger.note_unknown(49)
+    assert load._patience_s() == 65
+    monkeypatch.setattr(load, "_patience_s", lambda: -1.0)
+    load._wait(load._is_complete, "consumed", load._taken)
+    report = load.report()
+    assert (load.failures, report.complete, report.consumed_per_s) == ([], True, 49.0)
+    run_perf._print(load._plan, report, as_json=True)
+    run_perf._print(load._plan, report, as_json=False)
+    shown = capsys.readouterr()
+    assert '"outcome_unknown":1' in shown.out
+    assert "0 missing, 0 not acked, 1 with an unknown outcome of the ack" in shown.out
+    assert "every message is accounted for" in shown.err
+
+
+def test_a_load_with_messages_that_are_not_acked_fails_when_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_perf, "LOOK_S", 0)
+    load = consumed_load(plan_of(stall_s=0.0))
+    load._wait(load._is_complete, "consumed", load._taken)
+    assert (load.failures, load.report().complete) == (["nothing was consumed for 0 s"], False)
 
 
 def test_what_is_missing_refused_and_redelivered_is_counted() -> None:
