@@ -129,6 +129,12 @@ class GroupLedger:
         """Return the milliseconds from ack to outcome of each message whose ack was applied, where they are known."""
         return array("f", (ms for ms in _known(self._acked, self._ack_ms) if not math.isnan(ms)))
 
+    def newest_delivery_times_ms(self, count: int) -> "array[float]":
+        """Return those of the last `count` messages by number, up to the last one that was delivered."""
+        end = len(bytes(self._deliveries).rstrip(b"\0"))
+        part = slice(max(0, end - count), end)
+        return _known(self._deliveries[part], self._delivery_ms[part])
+
 
 def _known(counts: Any, times_ms: Any) -> "array[float]":  # noqa: ANN401 - ctypes has no types
     return array("f", (ms for count, ms in zip(counts, times_ms, strict=True) if count))

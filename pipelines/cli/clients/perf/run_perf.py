@@ -17,6 +17,7 @@ from connectors.kafka.topic_admin import create_message_topic, describe, open_ad
 from pipelines.cli.clients.perf.ledger import GroupLedger, GroupResult, ProcessCounts, quantiles_of, seconds_between
 from pipelines.cli.clients.perf.load_processes import LOOK_S, consume_load, send_load
 from pipelines.cli.clients.perf.plan import Plan
+from pipelines.cli.clients.perf.progress import Progress, progress_line
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import Target
@@ -126,6 +127,7 @@ class _Load:
         }
         self._sender = context.Process(target=send_load, args=(plan, self._sent, self._stopping, self._reported))
         self._consumers = self._made_consumers(context)
+        self._shown = Progress(time.monotonic(), 0, 0)
         self.failures: list[str] = []
         self._killed: set[int | None] = set()
         """Processes whose end is among `failures`."""
@@ -145,6 +147,7 @@ class _Load:
 
         Messages whose acks have no known outcome are waited for until their leases are over, and `stall_s` more.
         """
+        self._shown = Progress(time.monotonic(), 0, 0)
         if self._plan.rate:
             self._start(self._consumers)
         self._start([self._sender])
@@ -199,8 +202,7 @@ class _Load:
 
     def _wait(self, is_over: Callable[[], bool], verb: str, count: Callable[[], int]) -> None:
         """Wait, and say every two seconds how far it is."""
-        shown, shown_s = count(), time.monotonic()
-        moved, moved_s = shown, shown_s
+        moved, moved_s = count(), time.monotonic()
         while not self.failures and not is_over():
             time.sleep(LOOK_S)
             self._collect_failures()
@@ -211,9 +213,10 @@ class _Load:
                 if self._is_accounted_for():
                     return  # what has not come again by now was acked
                 self.failures.append(f"nothing was {verb} for {self._plan.stall_s:g} s")
-            if now_s - shown_s >= PROGRESS_S:
-                say(f"{now:,} {verb}, {(now - shown) / (now_s - shown_s):,.0f} a second")
-                shown, shown_s = now, now_s
+            if now_s - self._shown.at_s >= PROGRESS_S:
+                shown = Progress(now_s, self._sent.messages, self._taken())
+                say(progress_line(self._plan, self._shown, shown, self._ledgers.values()))
+                self._shown = shown
 
     def _patience_s(self) -> float:
         """Return how long nothing may move. A message whose ack has no known outcome may come again after its lease."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts, quanti
 from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN, made_value, read_value
 from pipelines.cli.clients.perf.load_processes import Worker
 from pipelines.cli.clients.perf.plan import Plan
+from pipelines.cli.clients.perf.progress import Progress, progress_line
 from pipelines.cli.clients.perf.run_perf import new_plan
 from pipelines.cli.target import Target
 from popstream import AnswerTimeout, Outcome
@@ -214,6 +216,38 @@ def test_a_load_with_messages_that_are_not_acked_fails_when_nothing_moves(monkey
     load = consumed_load(plan_of(stall_s=0.0))
     load._wait(load._is_complete, "consumed", load._taken)
     assert (load.failures, load.report().complete) == (["nothing was consumed for 0 s"], False)
+
+
+def test_progress_while_messages_are_sent_tells_what_is_consumed_and_how_soon(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_perf, "PROGRESS_S", 0)
+    load = run_perf._Load(plan_of(rate=10.0))
+    load._shown = Progress(time.monotonic(), 0, 0)
+    load._sent.messages = 7
+    (((own,),), (ledger,)) = load._workers.values(), load._ledgers.values()
+    own.messages = 2
+    for number, since_sent_ms in ((0, 12.0), (1, 30.0)):
+        ledger.note_delivery(number, since_sent_ms)
+    looks = iter([False, True])
+    load._wait(lambda: next(looks), "sent", lambda: load._sent.messages)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("popstream: 7 sent, ")
+    assert "; 2 consumed, " in line
+    assert line.endswith("; send to delivery p50 12 ms, p99 30 ms")
+
+
+def test_a_line_of_progress_has_rates_and_the_times_of_the_newest_messages_of_each_group() -> None:
+    plan = plan_of(rate=10.0, messages=3_000)
+    ledgers = [GroupLedger(CONTEXT, plan.messages) for _ in range(2)]
+    before, now = Progress(10.0, 1_000, 2_000), Progress(12.0, 2_500, 4_000)
+    line = "2,500 sent, 750 a second; 4,000 consumed, 1,000 a second"
+    assert progress_line(plan, before, now, ledgers) == line
+    for number in range(2_500):
+        ledgers[0].note_delivery(number, 9_000.0 if number < 1_500 else 40.0)
+    ledgers[1].note_delivery(0, 80.0)
+    assert progress_line(plan, before, now, ledgers) == f"{line}; send to delivery p50 40 ms, p99 40 ms"
+    assert progress_line(plan_of(), before, now, ledgers) == line, "all are sent first: the times tell nothing"
 
 
 def test_what_is_missing_refused_and_redelivered_is_counted() -> None:
