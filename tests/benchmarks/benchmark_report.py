@@ -47,7 +47,8 @@ fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `
               Kafka client alone, which is the floor, and with the fetcher of consumers on top of it
 redrive       dead letters of 1,000 bytes a second: `listed`, and `redriven` to their group; `cpu_us` a redriven letter
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
-              `operation` send -> answer, `spark` and `job` for each micro-batch
+              `operation` send -> answer, `append_to_fetch` until the micro-batch begins that has the operation, `spark`
+              and `job` for each micro-batch, `answer_to_client` from the job's producer to the client
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
               150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 lag           at most 100,000 lanes (1,000 groups on 100 queues): `visible_s` from a dispatch to each queue until it is

@@ -13,6 +13,8 @@ from connectors.kafka.topic_admin import create_message_topic
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream import Consumer, Producer, Transport
+from popstream.exchange.kafka_link import KafkaLink
+from popstream.exchange.transport import Link
 from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
 from popstream.wire.answer import Answer
@@ -45,13 +47,20 @@ def measure_latency(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
         }
 
 
-def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
+def operation_latency(
+    bootstrap_servers: str,
+    prefix: str,
+    *,
+    rate: int,
+    seconds: int,
+    make_link: Callable[[ClientSettings], Link] = KafkaLink,
+) -> dict[str, Any]:
     """Pop and ack single messages at `rate` operations a second; return the milliseconds from send to answer."""
     topic = "latency"
     settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
     waits: list[float] = []
     lock = threading.Lock()
-    with Transport(settings) as transport:
+    with Transport(settings, link=make_link(settings)) as transport:
         for queue_id in range(_QUEUES):
             transport.request(Declare(topic=topic, queue_id=queue_id, v=1, topic_id="latency"))
             transport.request(Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=[WrittenRange(0, 999_999)]))
