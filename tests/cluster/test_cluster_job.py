@@ -206,7 +206,7 @@ def test_leases_end_after_the_topic_of_deadlines_was_deleted(
         with Producer(**client, dispatch=True) as producer:
             producer.send(topic, b"1").result(LIMIT_S)
         consumer = Consumer(**client, group="g")
-        until(lambda: bool(consumer.pop(topic, invisible_time_ms=30_000)), job)
+        until(lambda: bool(consumer.pop(topic, invisible_time_ms=15_000)), job)
     with open_admin(connection) as admin:
         admin.delete(ClusterTopics.of(topic_prefix).deadlines)
     deliveries = str(tmp_path / "tables" / "deliveries")
