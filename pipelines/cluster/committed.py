@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from checkpoints.reconcile import LogFound, lost_end, lost_ranges
+from checkpoints.reconcile import LogFound, lost_end, lost_records
 from checkpoints.spark_progress import planned_offsets
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt
@@ -30,11 +30,7 @@ class Committed(NamedTuple):
                 " topic, and begin a new checkpoint with tables of its own, as what was decided is of another log"
             )
             raise Corrupt(message, subject=log.topic, details=lost)
-        if lost := [
-            f"partition {partition} starts at {first}, but is decided only up to {decided}"
-            for partition, decided, first in lost_ranges(self.ends, log)
-            if partition in self.ends
-        ]:
+        if self.ends and (lost := lost_records(self.ends, log)):
             message = (
                 f"{log.topic} has lost records before they were decided: let it retain more, and begin a new checkpoint"
                 " with `--take-over`, which decides from the first record that is left"

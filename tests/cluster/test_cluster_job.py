@@ -55,12 +55,17 @@ def job_of(spark: SparkSession, kafka: EmbeddedKafka, prefix: str, root: Path) -
     return ClusterJob(settings, cluster, KafkaConnection(kafka.bootstrap_servers), spark)
 
 
+def orders(kafka: EmbeddedKafka, prefix: str, *, queues: int) -> tuple[str, dict[str, Any]]:
+    """Make a message topic; its name, and the options of clients that use it."""
+    topic = f"{prefix}.orders"
+    create_message_topic(KafkaConnection(kafka.bootstrap_servers), topic, queues)
+    return topic, {"bootstrap_servers": kafka.bootstrap_servers, "prefix": prefix}
+
+
 def test_messages_are_consumed_leases_end_and_the_tables_follow(
     cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
-    connection, topic = KafkaConnection(kafka.bootstrap_servers), f"{topic_prefix}.orders"
-    create_message_topic(connection, topic, 2)
-    client: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": topic_prefix}
+    topic, client = orders(kafka, topic_prefix, queues=2)
     with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job:
         with Producer(**client, dispatch=True) as producer:
             for number in range(MESSAGES):
@@ -199,15 +204,13 @@ def test_leases_end_after_the_topic_of_deadlines_was_deleted(
     cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
     """A shard tells the ticker of its deadlines when it decides a record, and nothing is sent to it any more."""
-    connection, topic = KafkaConnection(kafka.bootstrap_servers), f"{topic_prefix}.orders"
-    create_message_topic(connection, topic, 1)
-    client: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": topic_prefix}
+    topic, client = orders(kafka, topic_prefix, queues=1)
     with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job:
         with Producer(**client, dispatch=True) as producer:
             producer.send(topic, b"1").result(LIMIT_S)
         consumer = Consumer(**client, group="g")
         until(lambda: bool(consumer.pop(topic, invisible_time_ms=15_000)), job)
-    with open_admin(connection) as admin:
+    with open_admin(KafkaConnection(kafka.bootstrap_servers)) as admin:
         admin.delete(ClusterTopics.of(topic_prefix).deadlines)
     deliveries = str(tmp_path / "tables" / "deliveries")
 
