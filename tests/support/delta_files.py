@@ -15,13 +15,14 @@ from connectors.delta.log.write_commit import add_action, commit_info, write_com
 from connectors.delta.rows import plain_rows
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import TABLES, table_path
+from tests.support.audit_tables import NOW_MS, delivery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from typing import Any, NamedTuple
 
-__all__ = ["NO_SPARK", "append_audit_rows", "append_rows", "create_table"]
+__all__ = ["NO_SPARK", "append_audit_rows", "append_rows", "create_failed_deliveries", "create_table"]
 
 NO_SPARK: Any = SimpleNamespace(sql=lambda _: None)
 """For writers of tables that exist: only comments and properties are missing, up to the first checkpoint of the log."""
@@ -39,6 +40,14 @@ def create_table(root: Path, name: str) -> Path:
         partition_by=[table.partitioned_by] if table.partitioned_by else None,
     )
     return path
+
+
+def create_failed_deliveries(root: Path) -> None:
+    """Create `deliveries` with three files of a row each, whose cause names alice."""
+    create_table(root, "deliveries")
+    for number in range(3):
+        row = delivery(1, number, NOW_MS)._replace(cause="handler: ValueError: alice")
+        append_audit_rows(root, "deliveries", [row])
 
 
 def append_audit_rows(root: Path, name: str, rows: Sequence[NamedTuple], apply_seq: int = 1) -> int:

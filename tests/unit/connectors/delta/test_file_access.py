@@ -24,8 +24,7 @@ from pipelines.cli.app import app
 from pipelines.cli.tables import maintain as maintain_command
 from pipelines.process import maintenance
 from pipelines.process.maintenance import compacted_aside
-from tests.support.audit_tables import NOW_MS, delivery
-from tests.support.delta_files import append_audit_rows, create_table
+from tests.support.delta_files import create_failed_deliveries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,10 +87,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[None]:
 def tables_of_a_job(tmp_path: Path, umask: int) -> Path:
     root = tmp_path / "tables"
     with files_made_with(umask):
-        create_table(root, "deliveries")
-        for number in range(3):
-            row = delivery(1, number, NOW_MS)._replace(cause="handler: ValueError: alice")
-            append_audit_rows(root, "deliveries", [row])
+        create_failed_deliveries(root)
     return root
 
 

@@ -19,8 +19,7 @@ from connectors.delta.compaction import compact
 from connectors.delta.erasure import Wanted, erase
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.tables import TABLES, table_path
-from tests.support.audit_tables import NOW_MS, delivery
-from tests.support.delta_files import append_audit_rows, create_table
+from tests.support.delta_files import create_failed_deliveries
 from tests.support.written_rows import FIRST, rows_of, writer
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ WAYS: dict[str, Callable[[Path], object]] = {
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Three files with a row each."""
-    create_table(tmp_path, "deliveries")
-    for number in range(3):
-        row = delivery(1, number, NOW_MS)._replace(cause="handler: ValueError: alice")
-        append_audit_rows(tmp_path, "deliveries", [row])
+    create_failed_deliveries(tmp_path)
     return tmp_path
 
 
