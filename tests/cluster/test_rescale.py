@@ -33,44 +33,53 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
+    from pipelines.decide_ops.entry import Entry
 
 pytestmark = pytest.mark.cluster
 
 RECORDS = 600
 
 
+def begun(kafka: EmbeddedKafka, prefix: str, *, seed: int) -> tuple[Log, CheckpointIdentity]:
+    """A log, and whose the state is that is decided from it."""
+    connection = KafkaConnection(kafka.bootstrap_servers)
+    log = Log(connection, prefix, records_of(seed, RECORDS))
+    ops = describe(connection, [log.topics.ops])[log.topics.ops]
+    return log, msgspec.structs.replace(CheckpointIdentity.new(prefix, ops), seed=SEED)
+
+
+def require_decided(spark: SparkSession, log: Log, deciding: str) -> list[Entry]:
+    """The state is that of the kernel; return what leaves the kernel."""
+    kv = MemoryKv()
+    entries = decided_entries(kv, log.records)
+    families = stored_families(spark, deciding)
+    for name in KERNEL_FAMILIES:
+        assert families[name] == kv.families.get(name, {}), name
+    return entries
+
+
 def test_a_state_gets_another_number_of_partitions(
     cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
-    connection = KafkaConnection(kafka.bootstrap_servers)
-    log = Log(connection, topic_prefix, records_of(5, RECORDS))
-    ops = describe(connection, [log.topics.ops])[log.topics.ops]
+    log, identity = begun(kafka, topic_prefix, seed=5)
     checkpoint = str(tmp_path / "checkpoint")
     half = len(log.records) // 2
     log.write(log.records[:half])
     decide(cluster_spark, log, "before", decide_checkpoint(checkpoint))
-    identity = msgspec.structs.replace(CheckpointIdentity.new(topic_prefix, ops), seed=SEED)
     rescaled = rescale(cluster_spark, checkpoint, identity, 3)
     assert rescaled.keys > 100
     metadata = cluster_spark.read.format("state-metadata").load(decide_checkpoint(checkpoint))
     assert {row.numPartitions for row in metadata.select("numPartitions").collect()} == {3}
     log.write(log.records[half:])
     decide(cluster_spark, log, "after", decide_checkpoint(checkpoint))
-    kv = MemoryKv()
-    decided_entries(kv, log.records)
-    families = stored_families(cluster_spark, decide_checkpoint(checkpoint))
-    for name in KERNEL_FAMILIES:
-        assert families[name] == kv.families.get(name, {}), name
+    require_decided(cluster_spark, log, decide_checkpoint(checkpoint))
 
 
 def test_a_state_is_rescaled_although_its_last_micro_batch_is_not_committed(
     cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
     """As a crash leaves it, or a stop under load: its records are decided anew, in other micro-batches."""
-    connection = KafkaConnection(kafka.bootstrap_servers)
-    log = Log(connection, topic_prefix, records_of(6, RECORDS))
-    ops = describe(connection, [log.topics.ops])[log.topics.ops]
-    identity = msgspec.structs.replace(CheckpointIdentity.new(topic_prefix, ops), seed=SEED)
+    log, identity = begun(kafka, topic_prefix, seed=6)
     checkpoint = str(tmp_path / "checkpoint")
     deciding = decide_checkpoint(checkpoint)
     half = len(log.records) // 2
@@ -96,11 +105,7 @@ def test_a_state_is_rescaled_although_its_last_micro_batch_is_not_committed(
 
     log.write(log.records[half:])
     decide(cluster_spark, log, "after", deciding)
-    kv = MemoryKv()
-    left = left_by(decided_entries(kv, log.records))
-    families = stored_families(cluster_spark, deciding)
-    for name in KERNEL_FAMILIES:
-        assert families[name] == kv.families.get(name, {}), name
+    left = left_by(require_decided(cluster_spark, log, deciding))
     entries = [*log.read(log.internal.audit)]
     assert len(entries) > len(sent)
     rows = rows_written(entries)
