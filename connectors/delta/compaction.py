@@ -38,8 +38,9 @@ from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, write_commit
+from connectors.delta.opened_file import OpenedFile
 from connectors.delta.queue_ranges import QueueRanges
-from connectors.delta.rows import in_pieces, with_lacking
+from connectors.delta.rows import in_pieces
 from connectors.delta.store import require_rewritable
 from connectors.delta.tables import TABLES, Table, table_path
 from connectors.local_servers.end_with_parent import end_with_parent
@@ -131,7 +132,7 @@ def _closed_dates(
         size = sum(file.size for file in of_date)
         is_closed = day is not None and dt.date.fromisoformat(day) < today
         if is_closed and size >= 2 * RANGE_BYTES and all(_is_settled(path, file) for file in of_date):
-            ranges = QueueRanges.of(path, of_date, size // RANGE_BYTES)
+            ranges = QueueRanges.of(path, table, of_date, size // RANGE_BYTES)
             if ranges.count > 1:
                 yield of_date, ranges
 
@@ -222,12 +223,9 @@ def _joined(
 
 def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema, may_lack: Collection[str]) -> Iterator[pa.Table]:
     for file in files:
-        # Spark writes timestamps as INT96 of nanoseconds, without a zone: they are UTC.
-        with pq.ParquetFile(
-            path / unquote(file.path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
-        ) as source:
-            for batch in source.iter_batches(ROWS_AT_ONCE, columns=schema.names):
-                yield with_lacking(pa.table(batch), schema, may_lack).select(schema.names).cast(schema)
+        with OpenedFile.of(path, file) as opened:
+            opened.require_no_other_columns(schema)
+            yield from opened.in_parts(schema, may_lack, ROWS_AT_ONCE)
 
 
 def _sync_version(path: Path, version: int) -> None:

@@ -31,7 +31,7 @@ def query_error(error: duckdb.Error, tables: Iterable[Path]) -> PopstreamError:
         return Invalid(message)
     if _may_be_of_a_file(error):
         # It imports Spark's classes, which takes a while.
-        from connectors.delta.spark_errors import damage_in  # noqa: PLC0415
+        from connectors.delta.table_damage import damage_in  # noqa: PLC0415
 
         damage = next(filter(None, map(damage_in, tables)), None)
         return damage or (Unavailable(text) if isinstance(error, duckdb.IOException) else Invalid(text))

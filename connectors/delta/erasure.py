@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from broker_state.audit import HANDLER_CAUSE, StepCause
-from connectors.delta.damage import damaged_data_file
 from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
 from connectors.delta.erased_values import ERASED, ERASED_CAUSE, NO_HEAD
 from connectors.delta.escaped_text import pattern_of
@@ -32,8 +31,9 @@ from connectors.delta.log.commits import Commit, commits_after, sync, sync_commi
 from connectors.delta.log.table_log import DataFile, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, txn_action, write_commit
+from connectors.delta.opened_file import OpenedFile
 from connectors.delta.row_totals import WrittenTotals, digest_change
-from connectors.delta.rows import with_lacking
+from connectors.delta.schemas import columns_of
 from connectors.delta.store import require_rewritable
 from connectors.delta.tables import TABLES, Table, table_path
 from popstream.wire.base_errors import Corrupt, Unavailable
@@ -108,7 +108,7 @@ def erase(root: Path, name: str, wanted: Wanted, *, dry_run: bool = False) -> Er
 def _erase_newest(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) -> tuple[int, int]:
     found = read_data_files(path)
     assert found is not None, "a table does not disappear"
-    with_texts = [(file, count) for file in found.files if (count := _count(path, table, file.path, wanted))]
+    with_texts = [(file, count) for file in found.files if (count := _count(path, table, file, wanted))]
     values = sum(count for _, count in with_texts)
     if dry_run or not with_texts:
         return values, len(with_texts)
@@ -164,9 +164,9 @@ def _written_anew(
     """Write a file without the texts, synced, which no commit names yet; add the change of digests to `changes`."""
     made, schema = path / unquote(name), data_schema(table)
     written = WrittenTotals(found.txns)
-    with parquet_writer(made, schema) as writer:
-        for rows in _groups(path, file.path):
-            complete = with_lacking(rows, schema, table.optional_columns).select(schema.names).cast(schema)
+    with OpenedFile.of(path, file) as opened, parquet_writer(made, schema) as writer:
+        opened.require_no_other_columns(schema)
+        for complete in opened.each_row_group(schema, table.optional_columns):
             mask, fresh = _masks(table, complete, wanted), complete
             for column, is_wanted in mask.items():
                 fresh = _replaced(fresh, column, is_wanted)
@@ -184,31 +184,19 @@ def _written_anew(
     )
 
 
-def _groups(path: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of a file by row group."""
-    file = path / unquote(name)
-    try:
-        with pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True) as source:
-            there = None if columns is None else [each for each in columns if each in source.schema_arrow.names]
-            for number in range(source.num_row_groups):
-                yield source.read_row_group(number, columns=there)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {first}"
-        raise damaged_data_file(path, file, what) from error
-
-
-def _count(path: Path, table: Table, name: str, wanted: Wanted) -> int:
+def _count(path: Path, table: Table, file: DataFile, wanted: Wanted) -> int:
     columns = [*table.quoting_columns]
     if wanted.record is not None:
         columns += ["partition", "kafka_offset"]
     if wanted.message is not None:
         columns += ["topic", "queue_id", "first_offset", "last_offset"]
-    return sum(
-        int(is_wanted.sum())
-        for rows in _groups(path, name, columns)
-        for is_wanted in _masks(table, rows, wanted).values()
-    )
+    schema = columns_of(table, [name for name in columns if name in data_schema(table).names])
+    with OpenedFile.of(path, file) as opened:
+        return sum(
+            int(is_wanted.sum())
+            for rows in opened.each_row_group(schema, table.optional_columns)
+            for is_wanted in _masks(table, rows, wanted).values()
+        )
 
 
 def _masks(table: Table, rows: pa.Table, wanted: Wanted) -> dict[str, np.ndarray]:
@@ -298,6 +286,7 @@ def _age_s(file: Path) -> float:
 def _may_have(path: Path, table: Table, name: str, wanted: Wanted) -> bool:
     """Return whether a file has such texts; so may one that a killed writer has left, which nobody can read."""
     try:
-        return any(mask.any() for rows in _groups(path, name) for mask in _masks(table, rows, wanted).values())
+        with OpenedFile(path, name) as opened:
+            return any(mask.any() for rows in opened.each_row_group() for mask in _masks(table, rows, wanted).values())
     except Corrupt:
         return True

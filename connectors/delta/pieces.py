@@ -18,20 +18,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from connectors.delta.damage import damaged_data_file
 from connectors.delta.history_start import first_ms_of
 from connectors.delta.log.table_log import read_data_files, require_readable
-from connectors.delta.rows import with_lacking
-from connectors.delta.schemas import arrow_schema
-from popstream.wire.base_errors import Corrupt
+from connectors.delta.opened_file import OpenedFile
+from connectors.delta.schemas import arrow_schema, columns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from connectors.delta.log.table_log import DataFile
     from connectors.delta.tables import Table
 
 __all__ = [
@@ -90,13 +86,18 @@ class PiecedTable(msgspec.Struct, frozen=True):
 
 
 def find_pieces(
-    table: Path, columns: Sequence[str], offset: str, sources: Callable[[pa.Table], pa.Array | pa.ChunkedArray]
+    path: Path,
+    table: Table,
+    columns: Sequence[str],
+    offset: str,
+    sources: Callable[[pa.Table], pa.Array | pa.ChunkedArray],
 ) -> PiecedTable:
     """Return the pieces of a table at its newest version.
 
     Args:
-        table: Its folder.
-        columns: The columns that `sources` reads.
+        path: Its folder.
+        table: Its columns.
+        columns: Those that `sources` reads.
         offset: The column with the offset of a row.
         sources: Returns the source of each row, as text; null: the row is ignored.
 
@@ -104,18 +105,17 @@ def find_pieces(
         Corrupt: A file of the log or with rows is damaged or missing.
         Invalid: The table uses a feature of Delta that this reader does not know.
     """
-    found = read_data_files(table)
+    found = read_data_files(path)
     if found is None:
         return PiecedTable(-1, "", [])
-    require_readable(table, found)
+    require_readable(path, found)
+    schema = columns_of(table, [*columns, offset])
     pieces = []
     for file in sorted(found.files, key=lambda file: (file.modification_ms, file.path)):
-        path = unquote(file.path)
-        with _open(table, path, file) as source:
-            for number in range(source.num_row_groups):
-                rows = _rows_of(table, path, source, number, [*columns, offset])
+        with OpenedFile.of(path, file) as opened:
+            for number, rows in enumerate(opened.each_row_group(schema, table.optional_columns)):
                 if spans := spans_of(sources(rows), rows[offset]):
-                    pieces.append(TablePiece(path, number, spans))
+                    pieces.append(TablePiece(unquote(file.path), number, spans))
     return PiecedTable(found.version, found.schema, pieces, first_ms_of(found.txns))
 
 
@@ -136,12 +136,8 @@ def read_piece(table: Path, piece: TablePiece, schema: pa.Schema, *, may_lack: C
     Raises:
         Corrupt: The file is damaged or missing.
     """
-    with _open(table, piece.path, None) as source:
-        rows = _rows_of(table, piece.path, source, piece.row_group, schema.names)
-    try:
-        return _as_in(schema, rows, may_lack)
-    except (pa.ArrowException, KeyError) as error:
-        raise _damaged(table, piece.path, error) from error
+    with OpenedFile(table, piece.path) as opened:
+        return opened.row_group(piece.row_group, schema, may_lack)
 
 
 def each_batch(path: Path, version: int, table: Table, *, since: dt.date | None = None) -> Iterator[pa.Table]:
@@ -170,19 +166,12 @@ def each_batch(path: Path, version: int, table: Table, *, since: dt.date | None 
         if since is not None and any(day is not None and day < since for day in of_file.values()):
             continue
         stored = pa.schema([field for field in schema if field.name not in of_file])
-        with _open(path, unquote(file.path), file) as source:
-            try:
-                for batch in source.iter_batches(use_threads=False):
-                    rows = _as_in(stored, pa.Table.from_batches([batch]), table.optional_columns)
-                    for name, value in of_file.items():
-                        rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.date32()), len(batch)))
-                    yield rows.select(schema.names)
-            except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-                raise _damaged(path, unquote(file.path), error) from error
-
-
-def _as_in(schema: pa.Schema, rows: pa.Table, may_lack: Collection[str]) -> pa.Table:
-    return with_lacking(rows, schema, may_lack).select(schema.names).cast(schema)
+        with OpenedFile.of(path, file) as opened:
+            for rows in opened.in_parts(stored, table.optional_columns):
+                complete = rows
+                for name, value in of_file.items():
+                    complete = complete.append_column(name, pa.repeat(pa.scalar(value, pa.date32()), rows.num_rows))
+                yield complete.select(schema.names)
 
 
 def rows_between(rows: pa.Table, source: str, offset: str, spans: Mapping[int, Span]) -> pa.Table:
@@ -205,48 +194,3 @@ def rows_between(rows: pa.Table, source: str, offset: str, spans: Mapping[int, S
 def rows_since(rows: pa.Table, time_ms: str, first_ms: int | None) -> pa.Table:
     """Return the rows whose time in the column `time_ms` is `first_ms` or later; all of them if that is None."""
     return rows if first_ms is None else rows.filter(pc.greater_equal(rows[time_ms], first_ms))
-
-
-class _Opened:
-    """An open file of a table, of which every error names table and file."""
-
-    def __init__(self, table: Path, path: str) -> None:
-        self._table, self._path = table, path
-        self._file: pq.ParquetFile | None = None
-
-    def __enter__(self) -> pq.ParquetFile:
-        try:
-            self._file = pq.ParquetFile(
-                self._table / self._path, coerce_int96_timestamp_unit="us", page_checksum_verification=True
-            )
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _damaged(self._table, self._path, error) from error
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def _open(table: Path, path: str, file: DataFile | None) -> _Opened:
-    """Open a file; with its entry in the log its size is compared, too."""
-    try:
-        size = (table / path).stat().st_size
-    except OSError as error:
-        raise _damaged(table, path, error) from error
-    if file is not None and size != file.size:
-        raise _damaged(table, path, f"it has {size} bytes, and {file.size} by the log")
-    return _Opened(table, path)
-
-
-def _rows_of(table: Path, path: str, source: pq.ParquetFile, number: int, columns: Iterable[str]) -> pa.Table:
-    try:
-        return source.read_row_group(number, columns=list(dict.fromkeys(columns)), use_threads=False)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise _damaged(table, path, error) from error
-
-
-def _damaged(table: Path, path: str, problem: object) -> Corrupt:
-    first, *_ = str(problem).splitlines() or [type(problem).__name__]
-    what = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {first}"
-    return damaged_data_file(table, table / path, what)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+
+from connectors.delta.opened_file import OpenedFile
+from connectors.delta.schemas import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from connectors.delta.log.table_log import DataFile
+    from connectors.delta.tables import Table
 
 __all__ = ["QueueRanges"]
 
@@ -49,13 +51,15 @@ class QueueRanges:
         self.count = len(numbers)
 
     @classmethod
-    def of(cls, path: Path, files: Iterable[DataFile], count_max: int) -> QueueRanges:
-        """Return ranges for the rows of some files of the table in this folder."""
+    def of(cls, path: Path, table: Table, files: Iterable[DataFile], count_max: int) -> QueueRanges:
+        """Return ranges for the rows of some files of a table, which is in the folder `path`."""
         rows: Counter[Queue] = Counter()
+        schema = columns_of(table, _QUEUE)
         for file in files:
-            found = pq.read_table(path / unquote(file.path), columns=[*_QUEUE], partitioning=None)
-            for row in found.group_by([*_QUEUE]).aggregate([([], "count_all")]).to_pylist():
-                rows[row["topic"], row["queue_id"]] += row["count_all"]
+            with OpenedFile.of(path, file) as opened:
+                for part in opened.in_parts(schema, table.optional_columns):
+                    for row in part.group_by([*_QUEUE]).aggregate([([], "count_all")]).to_pylist():
+                        rows[row["topic"], row["queue_id"]] += row["count_all"]
         return cls(rows, count_max)
 
     def split(self, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
+import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from broker_state.audit import RejectReason
 from connectors.delta.history_start import EPOCH_MAX, FIRST_DAY, deleted_epoch_max, first_day_of
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.log.write_commit import commit_info, remove_action, txn_action, write_commit
+from connectors.delta.opened_file import OpenedFile
+from connectors.delta.schemas import columns_of
 from connectors.delta.store import require_rewritable
 from connectors.delta.tables import CONSUME_QUEUE, DATED_TABLES, DELIVERIES, REJECTED, Table, table_path
 from popstream.wire.base_errors import Unavailable
@@ -140,8 +142,9 @@ def _needed_days(path: Path, table: Table, files: Sequence[DataFile], old: Seque
 
 
 def _has_quarantined(path: Path, file: DataFile) -> bool:
-    reasons = pq.read_table(path / unquote(file.path), columns=["reason"], partitioning=None)["reason"]
-    return bool(pc.any(pc.equal(reasons, RejectReason.QUARANTINED)).as_py())
+    with OpenedFile.of(path, file) as opened:
+        parts = opened.in_parts(columns_of(REJECTED, ["reason"]))
+        return any(pc.any(pc.equal(part["reason"], RejectReason.QUARANTINED)).as_py() for part in parts)
 
 
 def _may_be_batch(file: DataFile) -> bool:
@@ -152,13 +155,12 @@ def _may_be_batch(file: DataFile) -> bool:
 def _days_of_last_units(path: Path, files: Sequence[DataFile]) -> set[str | None]:
     last: dict[tuple[str, int, str], tuple[int, str | None]] = {}
     names = ["topic", "queue_id", "topic_id"]
+    schema = columns_of(CONSUME_QUEUE, [*names, "queue_offset", "queue_type"])
+    may_lack = CONSUME_QUEUE.optional_columns
     for file in files:
-        rows = pq.read_table(
-            path / unquote(file.path),
-            columns=[*names, "queue_offset"],
-            filters=pc.field("queue_type") == _BATCH,
-            partitioning=None,
-        )
+        with OpenedFile.of(path, file) as opened:
+            parts = [part.filter(pc.equal(part["queue_type"], _BATCH)) for part in opened.in_parts(schema, may_lack)]
+        rows = pa.concat_tables([schema.empty_table(), *parts])
         for row in rows.group_by(names).aggregate([("queue_offset", "max")]).to_pylist():
             queue = (row["topic"], row["queue_id"], row["topic_id"])
             unit = (row["queue_offset_max"], file.partition_values[CONSUME_QUEUE.day])

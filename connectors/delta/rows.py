@@ -19,7 +19,7 @@ from connectors.delta.tables import AUDIT_TABLES, REJECTED
 from popstream.wire.base_errors import RESTORE, Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import NamedTuple
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "encode_slices",
     "in_pieces",
     "plain_rows",
-    "with_lacking",
 ]
 
 SLICE_BYTES_MAX: Final = 256 * 1024
@@ -157,14 +156,6 @@ class WaitingRows:
         if self._tables:
             tables, self._tables, self._rows, self._size = self._tables, [], 0, 0
             yield pa.concat_tables(tables)
-
-
-def with_lacking(rows: pa.Table, schema: pa.Schema, may_lack: Collection[str]) -> pa.Table:
-    """Return rows of a file with the columns of `may_lack` that it lacks, as nulls of their types in `schema`."""
-    for name in sorted(set(may_lack) - set(rows.schema.names)):
-        if (index := schema.get_field_index(name)) >= 0:
-            rows = rows.append_column(schema.field(index), pa.nulls(rows.num_rows, schema.field(index).type))
-    return rows
 
 
 def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBatch:

@@ -9,9 +9,11 @@ import pyarrow as pa
 from connectors.delta.tables import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from connectors.delta.tables import Table
 
-__all__ = ["arrow_schema", "outbox_schema"]
+__all__ = ["arrow_schema", "columns_of", "outbox_schema"]
 
 _ARROW_TYPES: Final = {
     Kind.BIGINT: pa.int64(),
@@ -39,3 +41,15 @@ def outbox_schema(table: Table) -> pa.Schema:
 def arrow_schema(table: Table) -> pa.Schema:
     """Return the Arrow schema of the whole table."""
     return pa.schema([pa.field(column.name, _ARROW_TYPES[column.kind]) for column in table.columns])
+
+
+def columns_of(table: Table, names: Iterable[str]) -> pa.Schema:
+    """Return the Arrow schema of some columns of a table.
+
+    >>> from connectors.delta.tables import TABLES
+    >>> columns_of(TABLES["operations"], ["partition", "kafka_offset", "partition"])
+    partition: int32
+    kafka_offset: int64
+    """
+    schema = arrow_schema(table)
+    return pa.schema([schema.field(name) for name in dict.fromkeys(names)])

@@ -7,25 +7,20 @@ error the files of the table are looked at: whether each is there, has its size,
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 
-from connectors.delta.damage import damaged_data_file, size_problem
-from connectors.delta.log.table_log import checkpoint_damage, read_data_files
+from connectors.delta.table_damage import damage_in
 from connectors.java_errors import JVM_ERRORS, first_line, java_text
-from popstream.wire.base_errors import Corrupt, PopstreamError
+from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-__all__ = ["SPARK_ERRORS", "SparkError", "damage_in", "require_undamaged", "spark_errors_kept", "spark_text"]
+__all__ = ["SPARK_ERRORS", "SparkError", "require_undamaged", "spark_errors_kept", "spark_text"]
 
 SPARK_ERRORS: Final = (PySparkException, *JVM_ERRORS)
 
@@ -66,37 +61,3 @@ def spark_errors_kept() -> Iterator[None]:
 def spark_text(error: BaseException) -> str:
     """Return the first line of an error of Spark."""
     return f"Spark failed ({type(error).__name__}): {first_line(error)}"
-
-
-def damage_in(table: Path, *, read_all: bool = True) -> Corrupt | None:
-    """Return what is damaged in a table, or None. Without `read_all` only the names and sizes of files count."""
-    try:
-        found = read_data_files(table)
-        damage = checkpoint_damage(table)
-    except Corrupt as error:
-        return error
-    except OSError:  # the folder is not there: no damage
-        return None
-    if damage is not None:
-        return damage
-    files = [] if found is None else found.files
-    # Reading everything takes long: it comes last.
-    checks = itertools.chain(
-        ((file, size_problem(table / unquote(file.path), file.size)) for file in files),
-        ((file, _inner_damage(table / unquote(file.path))) for file in files if read_all),
-    )
-    for file, problem in checks:
-        if problem is not None:
-            return damaged_data_file(table, table / unquote(file.path), problem)
-    return None
-
-
-def _inner_damage(path: Path) -> str | None:
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as source:
-            for _ in source.iter_batches():
-                pass
-    except (pa.ArrowException, OSError, ValueError) as error:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
-        return f"cannot be read: {first}"
-    return None

@@ -90,7 +90,11 @@ def make_plan(
     tables = {}
     for name in AUDIT_TABLES:
         found = find_pieces(
-            table_path(delta, name), ("partition", "ops_topic_id"), "kafka_offset", _partitions(log.topic_id)
+            table_path(delta, name),
+            TABLES[name],
+            ("partition", "ops_topic_id"),
+            "kafka_offset",
+            _partitions(log.topic_id),
         )
         _require_columns(delta, name, found)
         if found.version >= 0:
@@ -104,7 +108,7 @@ def make_plan(
         )
     # Also without a store of the builder: a job may have lost it.
     path = table_path(delta, CONSUME_QUEUE.name)
-    units = find_pieces(path, ("topic", "queue_id", "topic_id"), "queue_offset", unit_sources)
+    units = find_pieces(path, CONSUME_QUEUE, ("topic", "queue_id", "topic_id"), "queue_offset", unit_sources)
     _require_columns(delta, CONSUME_QUEUE.name, units)
     partitions = sorted(int(p) for p in end if end[p] > first[p])
     shares = [partitions[number::processes] for number in range(min(processes, len(partitions)))]

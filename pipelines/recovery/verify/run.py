@@ -12,7 +12,7 @@ import msgspec
 
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.reconcile import LogFound, require_same_log
-from connectors.delta.spark_errors import damage_in
+from connectors.delta.table_damage import damage_in
 from connectors.delta.tables import TABLES, table_path
 from pipelines.recovery.progress import Progress, ProgressReport
 from pipelines.recovery.replay_source import ReplaySource
@@ -122,10 +122,11 @@ def verify(
     shares = [msgspec.json.decode(results[number], type=ShareResult) for number in range(len(plan.shares))]
     units = msgspec.json.decode(results[UNITS], type=UnitResult) if UNITS in results else None
     found = verdict(plan.base, shares, units, inputs.advice)
-    if found.differences:  # a damaged file may be read without an error
-        damages = (damage_in(table_path(Path(plan.delta), name)) for name in TABLES)
-        lines = [damage.message for damage in damages if damage is not None]
-        found = msgspec.structs.replace(found, differences=[*found.differences, *lines])
+    # What a replay leads to is in some columns alone, and a damaged file may be read without an error.
+    progress.begin("reading all columns of the tables")
+    damages = (damage_in(table_path(Path(plan.delta), name)) for name in TABLES)
+    lines = [damage.message for damage in damages if damage is not None]
+    found = msgspec.structs.replace(found, differences=[*found.differences, *lines])
     folder.clear()
     return found
 

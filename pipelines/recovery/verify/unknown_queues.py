@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from broker_state.consume_queue import ConsumeQueue
 from connectors.delta.pieces import read_piece
 from connectors.delta.row_comparison import EXAMPLES_MAX, Comparison
-from connectors.delta.schemas import arrow_schema
+from connectors.delta.schemas import columns_of
 from connectors.delta.tables import CONSUME_QUEUE, table_path
 from pipelines.build_consume_queue.builder_records import Built
 from pipelines.recovery.verify.plan import VerifyPlan, unit_source
@@ -24,9 +24,7 @@ _NO_STORE = "the builder's store is missing or empty"
 _OLD_TOPIC = "the topic was made again since"
 _NO_TOPIC = "the builder's store does not know the topic"
 
-_SCHEMA = pa.schema(
-    [arrow_schema(CONSUME_QUEUE).field(name) for name in ("topic", "queue_id", "topic_id", "build_seq", "state_epoch")]
-)
+_SCHEMA = columns_of(CONSUME_QUEUE, ("topic", "queue_id", "topic_id", "build_seq", "state_epoch"))
 _Source = tuple[str, int, str]
 """Topic, queue and topic id."""
 

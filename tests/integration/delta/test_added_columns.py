@@ -56,7 +56,7 @@ def test_a_lacking_column_is_added_where_a_new_table_has_it(spark: SparkSession,
     ensure_table(spark, tmp_path, CONSUME_QUEUE)
     assert require_table_log(path).version == version, "nothing is added twice"
 
-    pieces = find_pieces(path, (), "queue_offset", lambda rows: pa.array(["all"] * rows.num_rows)).pieces
+    pieces = find_pieces(path, CONSUME_QUEUE, (), "queue_offset", lambda rows: pa.array(["all"] * rows.num_rows)).pieces
     schema = arrow_schema(CONSUME_QUEUE).remove(arrow_schema(CONSUME_QUEUE).get_field_index("store_date"))
     rows = pa.concat_tables(
         [read_piece(path, piece, schema, may_lack=CONSUME_QUEUE.optional_columns) for piece in pieces]

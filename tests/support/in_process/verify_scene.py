@@ -79,7 +79,7 @@ class WrittenTable:
         """Write a file with these rows, and return it."""
         column = PARTITION_COLUMNS[self.name]
         file = self.path / f"part-{self.version + 1:05d}.parquet"
-        pq.write_table(rows.drop_columns([column] if column else []), file)
+        pq.write_table(rows.drop_columns([column] if column else []), file, write_page_checksum=True)
         stats = msgspec.json.encode({"numRecords": rows.num_rows}).decode()
         added = {
             "path": file.name,

@@ -11,7 +11,10 @@ import pytest
 from msgspec import json
 from pyspark.errors import AnalysisException, PySparkException
 
-from connectors.delta.spark_errors import SparkError, damage_in, require_undamaged, spark_errors_kept, spark_text
+from connectors.delta.data_files import data_schema
+from connectors.delta.spark_errors import SparkError, require_undamaged, spark_errors_kept, spark_text
+from connectors.delta.table_damage import damage_in
+from connectors.delta.tables import TABLES
 from pipelines.cli.exits import described, exit_code
 from popstream.wire.base_errors import Corrupt
 from tests.support.java_error import ended_java_error, java_error
@@ -35,7 +38,9 @@ def table(tmp_path: Path) -> Path:
     ]
     for number in range(3):
         file = table / f"part {number}.parquet"
-        pq.write_table(pa.table({"n": list(range(1000))}), file, write_page_checksum=True)
+        columns = {field.name: pa.nulls(1000, field.type) for field in data_schema(TABLES["operations"])}
+        columns["kafka_offset"] = pa.array(range(1000), pa.int64())
+        pq.write_table(pa.table(columns), file, compression="none", use_dictionary=False, write_page_checksum=True)
         add = {"path": f"part%20{number}.parquet", "size": file.stat().st_size, "partitionValues": {}}
         actions.append({"add": {**add, "modificationTime": 1}})
     (table / "_delta_log" / f"{0:020d}.json").write_bytes(b"\n".join(json.encode(action) for action in actions))
@@ -51,7 +56,7 @@ def truncate(file: Path) -> None:
 
 
 def flip_in_a_page(file: Path) -> None:
-    damage(file, 60)
+    damage(file, file.read_bytes().index((500).to_bytes(8, "little")))
 
 
 def flip_in_the_footer(file: Path) -> None:

@@ -32,6 +32,7 @@ from pipelines.recovery.verify.work_folder import WorkFolder
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced, Invalid
 from tests.support.flipped_byte import flip_byte
 from tests.support.in_process.verify_scene import VerifyScene, WrittenTable
+from tests.support.left_behind import damage
 from tests.support.written_rows import rows_of
 
 if TYPE_CHECKING:
@@ -287,6 +288,18 @@ def test_appends_and_compactions_of_the_job_do_not_end_a_stopped_verification(sc
     table.commit("OPTIMIZE", [])
     assert scene.verify().differences == []
     assert len(scene.decided) < scene.total
+
+
+def test_a_damaged_column_that_no_replay_leads_to_is_named(scene: VerifyScene) -> None:
+    victim = scene.files["operations"][0]
+    found = pa.parquet.read_metadata(victim).row_group(0)
+    column = next(
+        column for column in map(found.column, range(found.num_columns)) if column.path_in_schema == "state_epoch"
+    )
+    damage(victim, column.dictionary_page_offset + column.total_compressed_size - 3)
+    [difference] = scene.verify().differences
+    assert difference.startswith(f"a data file of operations is damaged: {victim} cannot be read: ")
+    assert difference.endswith("run `popstream restore --rebuild operations`")
 
 
 def test_two_at_a_time_are_refused(scene: VerifyScene) -> None:

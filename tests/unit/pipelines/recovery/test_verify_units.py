@@ -152,7 +152,7 @@ class UnitScene:
             keys="",
             quarantine=[],
             tables={},
-            units=find_pieces(self.table.path, columns, "queue_offset", unit_sources),
+            units=find_pieces(self.table.path, CONSUME_QUEUE, columns, "queue_offset", unit_sources),
             slices=[],
             shares=[],
         )
