@@ -75,6 +75,8 @@ different moments: rocksdict flushes one family after the other when it closes. 
 
 _BLOCK_CACHE_BYTES = 32 * 1024 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
+_MEMTABLE_FILTER_RATIO = 0.02
+"""Of the write buffer: 320 KiB of each memtable are a Bloom filter of its keys."""
 _WAL_BYTES = 256 * 1024 * 1024
 
 
@@ -408,6 +410,9 @@ def _options() -> Options:
     options.set_max_open_files(512)
     # The manifest lists the files of all families as of one moment, but for those of an orderly close.
     options.set_atomic_flush(True)
+    # Nearly all op_ids that are looked up are new: without a filter each costs a search of every memtable.
+    options.set_memtable_whole_key_filtering(True)
+    options.set_memtable_prefix_bloom_ratio(_MEMTABLE_FILTER_RATIO)
     table = BlockBasedOptions()
     table.set_block_cache(_cache)
     table.set_bloom_filter(10, block_based=False)
