@@ -11,8 +11,9 @@ file for longer than a day: one that has changed since would spoil every snapsho
 
 import hashlib
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from checkpoints.applied import Applied
 from checkpoints.snapshot_retention import SnapshotRetention
-from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
+from checkpoints.storage_errors import is_of_one_file, storage_errors
+from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["DamagedSnapshot", "Snapshot", "SnapshotFile", "SnapshotStore"]
@@ -140,7 +142,7 @@ class SnapshotStore:
             version=_WITH_CHECKSUM,
         )
         snapshot = msgspec.structs.replace(snapshot, checksum=_checksum(msgspec.json.encode(snapshot)))
-        try:
+        with storage_errors(self._files, self.url, f"the snapshot cannot be kept at {self.url}"):
             self._files.makedirs(f"{self._root}/files", exist_ok=True)
             self._files.makedirs(f"{self._root}/manifests", exist_ok=True)
             last_ms = 0 if reads_all else max((kept.taken_at_ms for kept in self.list()), default=0)
@@ -151,13 +153,9 @@ class SnapshotStore:
                 for file in new:
                     verify(folder / file.path)
             for file in new:
-                self._files.put_file(str(folder / file.path), self._place(file))
-                self._sync(self._place(file))
+                self._store(folder / file.path, self._place(file))
             self._files.pipe_file(self._manifest(snapshot.id), msgspec.json.encode(snapshot))
             self._sync(self._manifest(snapshot.id))
-        except OSError as error:
-            message = f"the snapshot cannot be kept at {self.url}: {error}"
-            raise Unavailable(message, subject=self.url) from error
         return snapshot
 
     def list(self) -> list[Snapshot]:
@@ -167,28 +165,38 @@ class SnapshotStore:
             Unavailable: The location cannot be read.
         """
         found = []
-        try:
-            names = self._files.ls(f"{self._root}/manifests", detail=False)
-            for name in names:
-                try:
-                    stored = self._files.cat_file(name)
-                    snapshot = msgspec.json.decode(stored, type=Snapshot)
-                    if name.rpartition("/")[2] != f"{snapshot.id}.json":
-                        _log.warning("manifest_unreadable", name=name, error=f"it is that of {snapshot.id}")
-                    elif _has_changed(snapshot, stored):
-                        _log.warning("manifest_unreadable", name=name, error="its checksum differs")
-                    else:
-                        found.append(snapshot)
-                except DECODE_ERRORS as error:
-                    _log.warning("manifest_unreadable", name=name, error=str(error))
-                except FileNotFoundError:
-                    continue  # a running job has deleted it meanwhile
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            message = f"snapshots cannot be read from {self.url}: {error}"
-            raise Unavailable(message, subject=self.url) from error
+        with storage_errors(self._files, self.url, f"snapshots cannot be read from {self.url}"):
+            for name in self._listed("manifests"):
+                snapshot = self._read_manifest(name)
+                if isinstance(snapshot, str):
+                    _log.warning("manifest_unreadable", name=name, error=snapshot)
+                elif snapshot is not None:
+                    found.append(snapshot)
         return sorted(found, key=lambda snapshot: snapshot.id, reverse=True)
+
+    def _listed(self, part: str) -> Iterable[str]:
+        try:
+            names: Iterable[str] = self._files.ls(f"{self._root}/{part}", detail=False)
+        except FileNotFoundError:
+            return ()
+        return names
+
+    def _read_manifest(self, name: str) -> Snapshot | str | None:
+        """Return a snapshot, or why its manifest cannot be read; None: a running job has deleted it meanwhile."""
+        try:
+            stored = self._files.cat_file(name)
+            snapshot = msgspec.json.decode(stored, type=Snapshot)
+            if name.rpartition("/")[2] != f"{snapshot.id}.json":
+                return f"it is that of {snapshot.id}"
+            return "its checksum differs" if _has_changed(snapshot, stored) else snapshot
+        except DECODE_ERRORS as error:
+            return str(error)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if not is_of_one_file(error):
+                raise
+            return str(error)
 
     def fetch(self, snapshot: Snapshot, folder: Path) -> None:
         """Copy the files of a snapshot to `folder`, and verify their hashes.
@@ -205,34 +213,39 @@ class SnapshotStore:
                 )
                 raise DamagedSnapshot(message, snapshot.id, file.sha256)
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._files.get_file(self._place(file), str(target))
-            except FileNotFoundError as error:
-                message = f"snapshot {snapshot.id} lacks {file.path}"
-                raise DamagedSnapshot(message, snapshot.id, file.sha256) from error
-            except OSError as error:
-                message = f"snapshot {snapshot.id} cannot be read from {self.url}: {error}"
-                raise Unavailable(message, subject=self.url) from error
-            if _sha256(target) != file.sha256:
-                message = f"snapshot {snapshot.id} is damaged: {file.path} is not what it was"
+            problem = None
+            with storage_errors(self._files, self.url, f"snapshot {snapshot.id} cannot be read from {self.url}"):
+                try:
+                    self._files.get_file(self._place(file), str(target))
+                    if not target.is_file() or _sha256(target) != file.sha256:
+                        problem = f"is damaged: {file.path} is not what it was"
+                except FileNotFoundError:
+                    problem = f"lacks {file.path}"
+                except OSError as error:
+                    if not is_of_one_file(error):
+                        raise
+                    problem = f"is damaged: {file.path} cannot be read: {error}"
+            if problem is not None:
+                message = f"snapshot {snapshot.id} {problem}"
                 raise DamagedSnapshot(message, snapshot.id, file.sha256)
 
     def prune(self, retention: SnapshotRetention) -> int:
-        """Delete the snapshots that are not to be kept, with the files that only they use; return their number."""
+        """Delete the snapshots that are not to be kept, with the files that only they use; return their number.
+
+        Raises:
+            Unavailable: The location cannot be read or changed.
+        """
         snapshots = self.list()
         times = retention.kept([snapshot.taken_at_ms for snapshot in snapshots])
         old = [snapshot for snapshot in snapshots if snapshot.taken_at_ms not in times]
-        for snapshot in old:
-            self._files.rm_file(self._manifest(snapshot.id))
-        if old:
-            kept = {file.sha256 for snapshot in snapshots if snapshot.taken_at_ms in times for file in snapshot.files}
-            for name in self._unused(kept):
-                self._files.rm_file(name)
+        kept = {file.sha256 for snapshot in snapshots if snapshot.taken_at_ms in times for file in snapshot.files}
+        with storage_errors(self._files, self.url, f"old snapshots cannot be deleted from {self.url}"):
+            for snapshot in old:
+                self._files.rm_file(self._manifest(snapshot.id))
+            for name in self._listed("files") if old else ():
+                if name.rpartition("/")[2] not in kept:
+                    self._files.rm_file(name)
         return len(old)
-
-    def _unused(self, kept: Iterable[str]) -> Iterator[str]:
-        names: Iterable[str] = self._files.ls(f"{self._root}/files", detail=False)
-        return (name for name in names if name.rpartition("/")[2] not in kept)
 
     def _has(self, file: SnapshotFile, *, is_read: bool) -> bool:
         """Return whether a file is stored: with its size, and if it `is_read`, with its content."""
@@ -246,9 +259,26 @@ class SnapshotStore:
                 is_same = hashlib.file_digest(stored, "sha256").hexdigest() == file.sha256
         except FileNotFoundError:
             return False
+        except OSError as error:
+            if not is_of_one_file(error):
+                raise
+            is_same = False
         if not is_same:
             _log.warning("stored_file_damaged", file=file.path, sha256=file.sha256, url=self.url)
         return is_same
+
+    def _store(self, file: Path, place: str) -> None:
+        """Store a file; on a local disk beside what is damaged there, whose sectors may take nothing any more."""
+        if not isinstance(self._files, LocalFileSystem):
+            self._files.put_file(str(file), place)
+            return
+        fresh = f"{place}.new"
+        self._files.put_file(str(file), fresh)
+        self._sync(fresh)
+        if Path(place).is_dir():
+            shutil.rmtree(place)
+        Path(fresh).replace(place)
+        self._sync(place)
 
     def _place(self, file: SnapshotFile) -> str:
         return f"{self._root}/files/{file.sha256}"

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpoints.storage_errors import storage_errors
 from connectors.delta.tables import TABLES
 from pipelines.cli.spark_tools import working
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,16 +35,15 @@ def copied_tables(url: str) -> Iterator[Path]:
         message = f"tables cannot be read at {url}: {error}"
         raise Invalid(message, subject=url) from error
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch:
-        try:
-            with working(f"copying the tables at {url}"):
-                found = [name for name in TABLES if files.isdir(f"{root}/{name}/_delta_log")]
-                for name in found:
-                    # The log first: what it names was written before.
-                    for folder in (f"{name}/_delta_log", name):
-                        files.get(f"{root}/{folder}/", str(Path(scratch, folder)), recursive=True)
-        except OSError as error:
-            message = f"the tables at {url} cannot be copied: {error}"
-            raise Unavailable(message, subject=url) from error
+        with (
+            working(f"copying the tables at {url}"),
+            storage_errors(files, url, f"the tables at {url} cannot be copied"),
+        ):
+            found = [name for name in TABLES if files.isdir(f"{root}/{name}/_delta_log")]
+            for name in found:
+                # The log first: what it names was written before.
+                for folder in (f"{name}/_delta_log", name):
+                    files.get(f"{root}/{folder}/", str(Path(scratch, folder)), recursive=True)
         if not found:
             message = f"there are no tables in {url}: has the job run here?"
             raise Invalid(message, subject=url)
