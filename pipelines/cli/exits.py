@@ -1,8 +1,10 @@
 """How a command ends: one clear line on standard error, and an exit code that scripts can tell apart."""
 
+import os
 import signal
 import sys
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -45,7 +47,8 @@ EPILOG = (
     "Exit codes: 0 success; 1 the job refused an operation, an expectation failed, or an unexpected error occurred; 2"
     " invalid options or settings, or another process owns the folder or the prefix; 3 a service does not respond: try"
     " again; 4 stored data is inconsistent; 130 or 143 stopped by Ctrl-C or SIGTERM, after which `up` ends with 0, and"
-    " `verify` with 3."
+    " `verify` with 3;"
+    " 141 the reader of the output has gone."
 )
 
 
@@ -63,9 +66,9 @@ class Group(TyperGroup):
             say(interruption(error))
             raise typer.Exit(interrupted_code(error)) from None
         except BrokenPipeError:
-            # The reader of the output has closed the pipe. Nothing may be flushed into it at exit.
+            # The reader of the output has gone: nobody knows what was left to do. Nothing may be flushed at exit.
             sys.stdout = None
-            raise typer.Exit(Exit.OK) from None
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         except OSError as error:  # a file that is a folder, or belongs to somebody else: it is named
             say(described(error))
             raise typer.Exit(Exit.NOT_AS_ASKED) from error
@@ -151,7 +154,10 @@ def _signal_of(interrupted: KeyboardInterrupt) -> signal.Signals:
 
 def say(text: str) -> None:
     """Print one message for the user on standard error, its commands with the options of the job."""
-    print(visible(f"popstream: {completed_commands(text)}", kept="\n"), file=sys.stderr, flush=True)
+    try:
+        print(visible(f"popstream: {completed_commands(text)}", kept="\n"), file=sys.stderr, flush=True)
+    except BrokenPipeError:  # nobody reads it any more, which is no reason to stop
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
 
 
 def _without_flag_types(params: Any) -> Any:  # noqa: ANN401

@@ -104,7 +104,8 @@ def _process(module: str, number: int, task: msgspec.Struct) -> Iterator[_Proces
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            child.stdin.write(msgspec.json.encode(task) + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # it has ended already: so does its output, which is noticed
+                child.stdin.write(msgspec.json.encode(task) + b"\n")
             yield _Process(number, child.stdout, child, errors)
         finally:
             child.kill()  # what it has done is stored

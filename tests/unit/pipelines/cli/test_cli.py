@@ -9,6 +9,8 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,6 +187,31 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(error: PopstreamError
 
     result = CliRunner().invoke(failing, ["fail"])
     assert (result.exit_code, result.stderr) == (code, "popstream: x\n")
+
+
+@pytest.mark.parametrize(("stream", "code"), [("stdout", 141), ("stderr", 4)])
+def test_a_reader_that_has_gone_is_no_success(stream: str, code: int) -> None:
+    """Of what is printed; messages that nobody reads end nothing."""
+    program = f"""
+import sys, typer
+from pipelines.cli.exits import Group, say
+from popstream.wire.base_errors import Corrupt
+app = typer.Typer(cls=Group)
+@app.command()
+def verify():
+    for number in range(100_000):
+        say("100 of 1,000") if "{stream}" == "stderr" else print("100 of 1,000")
+    raise Corrupt("8 of 8 rows differ")
+@app.command()
+def other(): pass
+app(["verify"])
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    pipe: dict[str, int] = {stream: writer}
+    ended = subprocess.run([sys.executable, "-c", program], check=False, **pipe)  # type: ignore[call-overload]
+    os.close(writer)
+    assert ended.returncode == code
 
 
 @pytest.mark.parametrize(
