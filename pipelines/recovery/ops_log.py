@@ -1,5 +1,6 @@
 """Topics read without Spark: the first and last offsets of the ops topic, and the records of a partition."""
 
+import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from kafka.errors import CorruptRecordError, KafkaError, OffsetOutOfRangeError
 
 from broker_state.audit import REJECTED_HEAD_BYTES
 from checkpoints.reconcile import LogFound
+from connectors.kafka.kafka_errors import kafka_errors
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.decide_ops.decode import KafkaRecord
 from popstream.kafka_connection import KafkaConnection
@@ -32,16 +34,10 @@ def found_log(connection: KafkaConnection, topic: TopicFacts) -> LogFound:
     Raises:
         Unavailable: Kafka does not answer.
     """
-    consumer = KafkaConsumer(**connection.for_kafka_python(), enable_auto_commit=False)
-    try:
-        partitions = [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
+    partitions = [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
+    with _offsets_reader(connection, topic.name) as consumer:
         first = consumer.beginning_offsets(partitions)
         end = consumer.end_offsets(partitions)
-    except KafkaError as error:
-        message = f"Kafka does not return the offsets of {topic.name}: {error}"
-        raise Unavailable(message, subject=topic.name) from error
-    finally:
-        consumer.close()
     return LogFound(
         topic=topic.name,
         topic_id=topic.topic_id,
@@ -56,16 +52,19 @@ def offsets_at(connection: KafkaConnection, log: LogFound, at_ms: int) -> dict[i
     Raises:
         Unavailable: Kafka does not answer.
     """
-    consumer = KafkaConsumer(**connection.for_kafka_python(), enable_auto_commit=False)
-    try:
+    with _offsets_reader(connection, log.topic) as consumer:
         found = consumer.offsets_for_times({TopicPartition(log.topic, number): at_ms for number in log.end_offset})
-    except KafkaError as error:
-        message = f"Kafka does not return the offsets of {log.topic}: {error}"
-        raise Unavailable(message, subject=log.topic) from error
-    finally:
-        consumer.close()
     known = {at.partition: offset.offset for at, offset in found.items() if offset is not None and offset.offset >= 0}
     return {partition: known.get(partition, end) for partition, end in log.end_offset.items()}
+
+
+@contextlib.contextmanager
+def _offsets_reader(connection: KafkaConnection, topic: str) -> Iterator[Any]:
+    with (
+        kafka_errors(f"Kafka does not return the offsets of {topic}", topic),
+        contextlib.closing(KafkaConsumer(**connection.for_kafka_python(), enable_auto_commit=False)) as consumer,
+    ):
+        yield consumer
 
 
 class LostRecords(Corrupt):
