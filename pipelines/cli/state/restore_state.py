@@ -1,7 +1,8 @@
 """`popstream restore`: replace the state by the best candidate, from which `popstream up` continues."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["run_restore"]
 
@@ -58,13 +60,12 @@ def run_restore(
             continues = _owner_epoch(connection, settings.topic_prefix, ownership.place)
             move_tables_away(folder, rebuild)
             restored = restore(folder, log, connection, spark, snapshots, lossy=lossy, only=only, continues=continues)
-        if restored.since_loss and not _has_base(restored, snapshots):
-            # The log no longer leads to this state: later restores and verifications start from it.
-            _take_base(folder, settings)
-    if as_json:
-        print(msgspec.json.encode(restored).decode())
-        return
-    _print(restored)
+        # Before anything else may fail: what was lost is said once.
+        if as_json:
+            print(msgspec.json.encode(restored).decode(), flush=True)
+        else:
+            _print(restored)
+        _require_base(restored, snapshots, partial(_take_base, folder, settings))
 
 
 def _owner_epoch(connection: KafkaConnection, prefix: str, place: str) -> str:
@@ -80,8 +81,19 @@ def _owner_epoch(connection: KafkaConnection, prefix: str, place: str) -> str:
     return "" if owner is None else owner.state_epoch
 
 
-def _has_base(restored: Restored, snapshots: SnapshotStore) -> bool:
-    return any(snapshot.applied.state_epoch in restored.since_loss for snapshot in snapshots.list())
+def _require_base(restored: Restored, snapshots: SnapshotStore, take: Callable[[], None]) -> None:
+    """Take the snapshot from which later restores and verifications start, if the log does not lead to the state."""
+    try:
+        if restored.since_loss and not any(
+            snapshot.applied.state_epoch in restored.since_loss for snapshot in snapshots.list()
+        ):
+            take()
+    except Unavailable as error:
+        message = (
+            f"the state is restored, but not the snapshot taken from which later restores start: {error.message}; when"
+            " that is mended, run `popstream snapshot`"
+        )
+        raise Unavailable(message, subject=error.subject) from error
 
 
 def _take_base(folder: JobFolder, settings: JobSettings) -> None:

@@ -1,20 +1,23 @@
-"""Claim: `popstream restore` reads nothing while the owner of the prefix runs in another folder."""
+"""Claim: `popstream restore` reads nothing while the owner of the prefix runs elsewhere, and says what it has done."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from checkpoints.prefix_owner import Owner
+from checkpoints.snapshot_store import SnapshotStore
 from connectors.kafka.owner_log import LastRecord
 from pipelines.cli.state import restore_state
 from pipelines.process import prefix_ownership
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Fenced
+from popstream.wire.base_errors import Fenced, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 OWNER = Owner(session="s", term=1, state_epoch="e", has_decided=True, ops_topic_id="t", place="p", folder="/job")
 
@@ -50,3 +53,16 @@ def test_an_owner_that_runs_elsewhere_refuses_it_by_name(monkeypatch: pytest.Mon
 def test_an_owner_that_is_dead_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore_state, "OwnerLog", owner_log_of(heartbeat=0))
     assert restore_state._owner_epoch(KafkaConnection("k:9092"), "orders", "q") == "e"
+
+
+def test_a_base_that_cannot_be_stored_is_asked_for_by_name(tmp_path: Path) -> None:
+    restored: Any = SimpleNamespace(since_loss=["e"])
+
+    def refuse() -> None:
+        message = "the snapshot cannot be kept at s3://bucket: no route to host"
+        raise Unavailable(message, subject="s3://bucket")
+
+    with pytest.raises(Unavailable, match=r"^the state is restored, but .*no route to host; .*`popstream snapshot`$"):
+        restore_state._require_base(restored, SnapshotStore(str(tmp_path)), refuse)
+    nothing_lost: Any = SimpleNamespace(since_loss=[])
+    restore_state._require_base(nothing_lost, SnapshotStore(str(tmp_path)), refuse)
