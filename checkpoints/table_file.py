@@ -11,6 +11,7 @@ read while the store deletes it.
 Format: `table/format.cc`, `table/block_based/` and `util/hash.cc` of RocksDB 10.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from broker_state.store.rocks_store import RocksStore
-from popstream.wire.base_errors import Corrupt
+from popstream.wire.base_errors import Corrupt, Unavailable
 
 __all__ = ["PIECE_BYTES", "check_table", "name_in_folder", "require_replaced", "verify_table", "verify_tables"]
 
@@ -40,6 +41,9 @@ _TRAILER = struct.Struct("<BI")
 """Compression and checksum, at the end of each block."""
 
 _INDEX = b"rocksdb.index"
+
+_OF_THIS_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM})
+"""Errors that say nothing about the file."""
 
 
 class _Handle(NamedTuple):
@@ -102,6 +106,7 @@ def check_table(path: Path) -> Iterator[int]:
 
     Raises:
         Corrupt: As in `verify_table`.
+        Unavailable: The process may not read it, or has too many open files.
         FileNotFoundError: The file does not exist.
     """
     name = name_in_folder(path)
@@ -111,6 +116,9 @@ def check_table(path: Path) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except (_Damaged, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _OF_THIS_PROCESS:
+            message = f"{name} cannot be read: {error.strerror}"
+            raise Unavailable(message, subject=name) from error
         message = f"{name} is damaged: {error}"
         raise Corrupt(message, subject=name) from error
 

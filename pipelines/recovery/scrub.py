@@ -85,7 +85,10 @@ class Scrub:
 
     @property
     def damage(self) -> list[str]:
-        """A sentence for each damaged file that was found, with the command that repairs it."""
+        """A sentence for each damaged file that was found, with the command that repairs it.
+
+        A table file that a later pass can read, or that the store has replaced, is left out again.
+        """
         return list(self._damage.values())
 
     def start(self) -> None:
@@ -116,6 +119,10 @@ class Scrub:
                     self.report(Corrupt(f"{error.message}: {RESTORE}", subject=error.subject))
             if self._periodic.is_stopping:
                 return
+        in_use = {name_in_folder(store.path / name) for store, name in files}
+        for subject in [*self._damage]:
+            if subject.endswith(".sst") and subject not in in_use:
+                del self._damage[subject]
         self._place.unlink(missing_ok=True)
 
     def _read_file(self, store: RocksStore, name: str, pace: Pace) -> None:
@@ -127,6 +134,7 @@ class Scrub:
         except FileNotFoundError:
             require_replaced(store, name)
         else:
+            self._damage.pop(name_in_folder(store.path / name), None)
             with self._place.open("a") as place:
                 place.write(f"{name_in_folder(store.path / name)}\n")
 

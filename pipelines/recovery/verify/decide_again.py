@@ -29,7 +29,7 @@ from pipelines.recovery.verify.plan import VerifyPlan
 from pipelines.recovery.verify.state_comparison import KeyComparison, compare_states
 from pipelines.recovery.verify.table_rows import PieceReader, audit_readers
 from popstream.exchange.partitioner import ops_key, partition_of
-from popstream.wire.base_errors import PopstreamError
+from popstream.wire.base_errors import Corrupt, PopstreamError, without_restore
 
 __all__ = ["RowResult", "ShareResult", "run_share"]
 
@@ -83,7 +83,7 @@ def run_share(
         Corrupt: A file is damaged, or the log has lost records.
         Unavailable: Kafka does not answer, or the disk is full.
     """
-    with RocksStore(Path(plan.state), read_only=True) as state, RocksStore(folder) as again:
+    with RocksStore(Path(plan.state), read_only=True) as state, _recomputed(folder) as again:
         verifier = _Share(plan, plan.shares[share], state, again, decoder, records)
         total = plan.total(share)
         while verifier.decide_slice():
@@ -99,6 +99,15 @@ def run_share(
 
         verifier.result.keys = compare_states(state, again, is_ours)
         return verifier.result
+
+
+def _recomputed(folder: Path) -> RocksStore:
+    """Open the store of a share: it belongs to the verification, and no restore mends it."""
+    try:
+        return RocksStore(folder)
+    except Corrupt as error:
+        message = f"{without_restore(error.message)}: begin the verification anew, `popstream verify --fresh`"
+        raise Corrupt(message, subject=error.subject) from error
 
 
 class _Share:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Never
 
 import pytest
 
@@ -11,13 +14,12 @@ from broker_state.store.overlay import STATE
 from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, RocksStore
 from checkpoints.layout import JobFolder
 from pipelines.recovery.scrub import BYTES_PER_S_MIN, PAUSE_S, Pace, Scrub
-from popstream.wire.base_errors import Corrupt
+from popstream.wire.base_errors import Corrupt, Unavailable
 from tests.support.flipped_byte import flip_byte
 from tests.support.threads import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 DAY_S = 86_400.0
 
@@ -168,6 +170,31 @@ def test_damage_that_a_snapshot_found_is_reported_once(stores: list[RocksStore],
     flip_byte(stores[0].path.parent / name)
     scrub.read_stores()
     assert scrub.damage == ["no snapshot was taken"]
+
+
+def test_damage_of_a_file_that_was_read_again_or_replaced_is_told_no_more(
+    stores: list[RocksStore], clock: SimulatedClock
+) -> None:
+    scrub = Scrub(stores, DAY_S, folder_of(stores), clock.pace)
+    name = f"state/{stores[0].table_files()[0]}"
+    for subject in (name, "state/000001.sst", "state"):
+        scrub.report(Corrupt(f"{subject} is damaged", subject=subject))
+    scrub.read_stores()
+    assert scrub.damage == ["state is damaged"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES])
+def test_an_error_of_the_process_is_no_damage(
+    stores: list[RocksStore], clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> Never:
+        raise OSError(number, os.strerror(number), str(self))
+
+    scrub = Scrub(stores, DAY_S, folder_of(stores), clock.pace)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(Unavailable, match=rf"^state/\d+.sst cannot be read: {os.strerror(number)}$"):
+        scrub.read_stores()
+    assert scrub.damage == []
 
 
 def test_the_thread_reads_and_stops_in_the_middle_of_a_pass(stores: list[RocksStore]) -> None:

@@ -302,6 +302,20 @@ def test_a_damaged_column_that_no_replay_leads_to_is_named(scene: VerifyScene) -
     assert difference.endswith("run `popstream restore --rebuild operations`")
 
 
+def test_damage_in_its_own_folder_asks_for_a_fresh_verification_not_for_a_restore(
+    scene: VerifyScene, tmp_path: Path
+) -> None:
+    scene.on_read = lambda read: (_ for _ in ()).throw(StoppedError) if read == scene.total // 2 else None
+    with pytest.raises(StoppedError):
+        scene.verify()
+    scene.on_read = lambda _: None
+    [manifest] = (tmp_path / "verify" / "share-0").glob("MANIFEST-*")
+    manifest.write_bytes(b"damaged")
+    with pytest.raises(Corrupt, match=r"share-0: .*: begin the verification anew, `popstream verify --fresh`$"):
+        scene.verify()
+    assert scene.verify(fresh=True).differences == []
+
+
 def test_two_at_a_time_are_refused(scene: VerifyScene) -> None:
     with scene.work(), pytest.raises(Fenced, match="another process verifies this job"), scene.work():
         pass
