@@ -33,6 +33,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.delta.damage import how_to_repair
 from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
 from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
@@ -80,12 +81,14 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
         compacted: Files that were joined.
         into: Files that they were joined to.
         failure: Why the rest was left unchanged.
+        is_damaged: It was because a file of the table is damaged.
     """
 
     table: str
     compacted: int = 0
     into: int = 0
     failure: str | None = None
+    is_damaged: bool = False
 
 
 def compact(root: Path, table: Table, today: dt.date | None = None) -> Compacted:
@@ -203,7 +206,11 @@ def _joined(
             rows += piece.num_rows
     by_log = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files if file.stats)
     if rows != by_log or not all(file.stats for file in files):
-        message = f"files of {table.name} have {rows} rows, and {by_log} by the log"
+        named = ", ".join(str(path / unquote(file.path)) for file in files)
+        message = (
+            f"data files of {table.name} are damaged: they have {rows} rows together, and {by_log} by the log:"
+            f" {how_to_repair(table.name)} (files: {named})"
+        )
         raise Corrupt(message, subject=table.name)
     for made in (path / unquote(name) for name in names):
         sync(made)
@@ -260,7 +267,8 @@ def main(root: Path, names: Sequence[str]) -> None:
         try:
             done = compact(root, TABLES[name])
         except Exception as error:  # noqa: BLE001 - an error in one table must not affect the others
-            done = Compacted(table=name, failure=str(error) or type(error).__name__)
+            failure = str(error) or type(error).__name__
+            done = Compacted(table=name, failure=failure, is_damaged=isinstance(error, Corrupt))
         print(msgspec.json.encode(done).decode(), flush=True)
 
 

@@ -50,16 +50,15 @@ class Deleted(NamedTuple):
     bytes: int = 0
 
 
-def newest_day(root: Path) -> dt.date | None:
-    """Return the newest date that any of the dated tables has; None: they have no rows."""
-    logs = ((table, read_data_files(table_path(root, name))) for name, table in DATED_TABLES.items())
-    days = [
-        day
-        for table, found in logs
-        if found is not None
-        for file in found.files
-        if (day := file.partition_values[table.day])
-    ]
+def newest_day(root: Path, name: str) -> dt.date | None:
+    """Return the newest date that a dated table has; None: it has no rows.
+
+    Raises:
+        Corrupt: The log cannot be read.
+    """
+    found = read_data_files(table_path(root, name))
+    column = DATED_TABLES[name].day
+    days = [day for file in ([] if found is None else found.files) if (day := file.partition_values.get(column))]
     return dt.date.fromisoformat(max(days)) if days else None
 
 

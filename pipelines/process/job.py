@@ -29,6 +29,7 @@ from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.session import join_pool
+from connectors.kafka.kafka_errors import kafka_errors
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.spark_source import source_options
@@ -352,15 +353,16 @@ class Job:
 
     def _open_producers(self, applied: Applied) -> None:
         """Open the producers of ticks and of answers, and publish what the outbox still holds."""
-        self._tick_producer = TickProducer(self.connection, self.topics.ops, self.ops.partition_count)
-        self._stack.callback(self._tick_producer.close)
-        producer = KafkaProducer(
-            **self.connection.for_kafka_python(),
-            acks="all",
-            enable_idempotence=True,
-            linger_ms=0,
-            max_request_size=REQUEST_BYTES_MAX,
-        )
+        with kafka_errors("Kafka does not respond", self.connection.bootstrap_servers):
+            self._tick_producer = TickProducer(self.connection, self.topics.ops, self.ops.partition_count)
+            self._stack.callback(self._tick_producer.close)
+            producer = KafkaProducer(
+                **self.connection.for_kafka_python(),
+                acks="all",
+                enable_idempotence=True,
+                linger_ms=0,
+                max_request_size=REQUEST_BYTES_MAX,
+            )
         dead_letters = KafkaDeadLetterReader(self.connection, self._earlier_letters(applied))
         self.publisher = Publisher(
             self.topics, self.outbox, producer, dead_letters, self._prefix, self._end.fail_unless_stopping
@@ -513,6 +515,9 @@ class Job:
                     found = msgspec.structs.asdict(done)
                     _log.info("maintained", **found)
                     counts.update(tables=1, **{name: count for name, count in found.items() if name != "table"})
+            except Corrupt as error:
+                self.scrub.report(error)
+                raise
             finally:
                 lap.facts.update(counts)
 

@@ -5,8 +5,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import msgspec
 from delta.tables import DeltaTable
@@ -16,7 +17,7 @@ from connectors.delta import compaction
 from connectors.delta.compaction import Compacted
 from connectors.delta.retention import delete_before, newest_day
 from connectors.delta.tables import DATED_TABLES, TABLES, table_path
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
 
 __all__ = ["Maintained", "maintain"]
 
@@ -64,9 +65,10 @@ def maintain(
         retention_days: By table, how many whole days (UTC) before the present one are kept; others are kept for ever.
 
     Raises:
-        Unavailable: Some tables could not be maintained.
+        Corrupt: Some tables could not be maintained, one of them because a file of it is damaged.
+        Unavailable: Some could not be maintained.
     """
-    failures: list[str] = []
+    failures: list[_Failure] = []
     deleted = _delete_old_rows(root, retention_days or {}, failures)
     for table in compacted_aside(root, should_stop):
         if should_stop():
@@ -74,10 +76,10 @@ def maintain(
         try:
             removed = _vacuumed(spark, table_path(root, table.table))
         except Exception as error:  # noqa: BLE001 - py4j raises errors of many types
-            failures.append(f"{table.table}: {error}")
+            failures.append(_Failure.of(table.table, error))
             continue
         if table.failure is not None:
-            failures.append(f"{table.table}: {table.failure}")
+            failures.append(_Failure(f"{table.table}: {table.failure}", is_damage=table.is_damaged))
             continue
         yield Maintained(
             table=table.table,
@@ -87,17 +89,42 @@ def maintain(
             deleted=deleted.get(table.table, 0),
         )
     if failures:
-        raise Unavailable("; ".join(failures), subject=str(root))
+        kind = Corrupt if any(failure.is_damage for failure in failures) else Unavailable
+        raise kind("; ".join(failure.text for failure in failures), subject=str(root))
 
 
-def _delete_old_rows(root: Path, retention_days: Mapping[str, int], failures: list[str]) -> dict[str, int]:
+class _Failure(NamedTuple):
+    """Why a table was not maintained."""
+
+    text: str
+    is_damage: bool = False
+
+    @classmethod
+    def of(cls, table: str, error: Exception) -> Self:
+        return cls(f"{table}: {error}", is_damage=isinstance(error, Corrupt))
+
+
+def _newest_day(root: Path, failures: list[_Failure]) -> date | None:
+    """Return the newest date of all tables that can be read; add what went wrong to `failures`."""
+    days = []
+    for name in DATED_TABLES:
+        try:
+            days.append(newest_day(root, name))
+        except Exception as error:  # noqa: BLE001 - an error in one table must not affect the others
+            failures.append(_Failure.of(name, error))
+    return max(filter(None, days), default=None)
+
+
+def _delete_old_rows(root: Path, retention_days: Mapping[str, int], failures: list[_Failure]) -> dict[str, int]:
     """Return the number of deleted rows by table; add what went wrong to `failures`."""
     today = datetime.now(UTC).date()
-    newest = newest_day(root) if retention_days else None
+    newest = _newest_day(root, failures) if retention_days else None
     if newest is not None and (today - newest).days > DAYS_AHEAD_MAX:
         failures.append(
-            f"no rows were deleted: the newest are of {newest}, and the clock of this machine says {today}; if that is"
-            " right, they are deleted when newer ones have come"
+            _Failure(
+                f"no rows were deleted: the newest are of {newest}, and the clock of this machine says {today}; if"
+                " that is right, they are deleted when newer ones have come"
+            )
         )
         return {}
     deleted = {}
@@ -105,7 +132,7 @@ def _delete_old_rows(root: Path, retention_days: Mapping[str, int], failures: li
         try:
             deleted[name] = delete_before(root, DATED_TABLES[name], today - timedelta(days=days)).rows
         except Exception as error:  # noqa: BLE001 - an error in one table must not affect the others
-            failures.append(f"{name}: {error}")
+            failures.append(_Failure.of(name, error))
     return deleted
 
 

@@ -113,7 +113,7 @@ def test_files_with_other_rows_than_the_log_says_are_left_alone(
     flusher = flushed(start(), 2)
     before = data_files(root)
     monkeypatch.setattr(compaction, "in_pieces", lambda tables: (table.slice(1) for table in tables))
-    with pytest.raises(Corrupt, match="files of deliveries have 2 rows, and 4 by the log"):
+    with pytest.raises(Corrupt, match=r"data files of deliveries are damaged: they have 2 rows together, and 4 by"):
         compact(root, DELIVERIES)
     assert data_files(root) == before
     assert names_on_disk(root) == names_in_log(root)

@@ -18,8 +18,9 @@ from connectors.delta.compaction import NICE, Compacted
 from connectors.delta.tables import TABLES
 from pipelines.process import maintenance
 from pipelines.process.maintenance import compacted_aside
+from popstream.wire.base_errors import Corrupt
 from tests.support.audit_tables import NOW_MS, delivery
-from tests.support.delta_files import append_audit_rows, create_table
+from tests.support.delta_files import NO_SPARK, append_audit_rows, create_table
 from tests.support.threads import eventually
 
 ENDED_WITH_ITS_PARENT = 3
@@ -111,6 +112,18 @@ def test_it_ends_with_its_parent_and_yields_cpu_and_memory_to_it(endless: Path) 
         assert process.wait(30) == ENDED_WITH_ITS_PARENT
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, day: int) -> None:
+    """Let the machine say that the first row is this many days old."""
+    first = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls.fromtimestamp((first + timedelta(days=day)).timestamp(), tz)
+
+    monkeypatch.setattr(maintenance, "datetime", Clock)
+
+
 @pytest.mark.parametrize(("clock_day", "deleted"), [(3, {"deliveries": 0}), (9, {"deliveries": 1}), (400, {})])
 def test_with_a_clock_that_is_far_ahead_no_rows_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_day: int, deleted: dict[str, int]
@@ -121,14 +134,23 @@ def test_with_a_clock_that_is_far_ahead_no_rows_are_deleted(
     append_audit_rows(tmp_path, "deliveries", [delivery(1, 0, NOW_MS)])
     row = RejectedRow(0, 2, 0, NOW_MS + 5 * DAY_MS, "NOT_JSON", "bad", 20, "ab", b"", None, None)
     append_audit_rows(tmp_path, "rejected", [row])
-    first = datetime.fromtimestamp(NOW_MS / 1000, UTC)
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls.fromtimestamp((first + timedelta(days=clock_day)).timestamp(), tz)
-
-    monkeypatch.setattr(maintenance, "datetime", Clock)
-    failures: list[str] = []
+    set_clock(monkeypatch, clock_day)
+    failures: list[maintenance._Failure] = []
     assert maintenance._delete_old_rows(tmp_path, {"deliveries": 7}, failures) == deleted
-    assert [("the clock of this machine says" in failure) for failure in failures] == [True] * (not deleted)
+    assert [("the clock of this machine says" in failure.text) for failure in failures] == [True] * (not deleted)
+
+
+def test_a_damaged_log_keeps_no_other_table_from_its_retention_and_is_told_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("deliveries", "rejected"):
+        create_table(tmp_path, name)
+    append_audit_rows(tmp_path, "deliveries", [delivery(1, 0, NOW_MS)])
+    (tmp_path / "rejected" / "_delta_log" / f"{0:020d}.json").write_text("{")
+    failures: list[maintenance._Failure] = []
+    set_clock(monkeypatch, 9)
+    assert maintenance._delete_old_rows(tmp_path, {"deliveries": 7, "rejected": 7}, failures) == {"deliveries": 1}
+    assert {failure.text.partition(":")[0] for failure in failures} == {"rejected"}
+    monkeypatch.setattr(maintenance, "_vacuumed", lambda *_: 0)
+    with pytest.raises(Corrupt, match=r"the log of rejected is damaged: .*run `popstream restore --rebuild rejected`"):
+        list(maintenance.maintain(NO_SPARK, tmp_path))
