@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from connectors.jars.resolve import JarError
-from pipelines.cli.visible import visible
+from pipelines.cli.control_characters import escape_controls
 from pipelines.printed_commands import completed_commands
 from popstream.errors import Refused
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
@@ -155,7 +155,7 @@ def _signal_of(interrupted: KeyboardInterrupt) -> signal.Signals:
 def say(text: str) -> None:
     """Print one message for the user on standard error, its commands with the options of the job."""
     try:
-        print(visible(f"popstream: {completed_commands(text)}", kept="\n"), file=sys.stderr, flush=True)
+        print(escape_controls(f"popstream: {completed_commands(text)}", kept="\n"), file=sys.stderr, flush=True)
     except BrokenPipeError:  # nobody reads it any more, which is no reason to stop
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 
-from pipelines.cli.visible import visible
+from pipelines.cli.control_characters import escape_controls
 from pipelines.printed_commands import completed_commands
 
 __all__ = ["counted", "new_console", "print_facts", "standard_output"]
@@ -23,7 +23,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-class _AsItIs:
+class _Escaped:
     """Something to print, without characters that a terminal would obey beside those of its style."""
 
     def __init__(self, renderable: ConsoleRenderable) -> None:
@@ -31,19 +31,19 @@ class _AsItIs:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         for segment in console.render(self._renderable, options):
-            text = segment.text if segment.control else visible(segment.text, kept="\n\t")
+            text = segment.text if segment.control else escape_controls(segment.text, kept="\n\t")
             yield Segment(text, segment.style, segment.control)
 
 
-class _AllAsItIs(RenderHook):
+class _EscapeAll(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_AsItIs(each) for each in renderables]
+        return [_Escaped(each) for each in renderables]
 
 
 def new_console(**options: Any) -> Console:  # noqa: ANN401 - Console's
     """Return a console for texts of others: it replaces no `:name:` by a picture, and no text controls the terminal."""
     console = Console(highlight=False, emoji=False, **options)
-    console.push_render_hook(_AllAsItIs())
+    console.push_render_hook(_EscapeAll())
     return console
 
 

@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
+from pipelines.cli.control_characters import escape_controls
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted, print_facts, standard_output
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.target import Target
-from pipelines.cli.visible import visible
 from pipelines.control.client import ask
 from pipelines.control.letter_facts import LetterContent, LetterFacts
 from pipelines.times import utc_text
@@ -306,6 +306,6 @@ def _text(value: bytes | None, bytes_max: int) -> str:
     else:
         found = head.decode(errors="ignore")
         head = found.encode()
-        text = visible(found, kept="\n\t")
+        text = escape_controls(found, kept="\n\t")
     left = len(value) - len(head)
     return f"{text} ... {counted(left, 'byte')} more" if left else text

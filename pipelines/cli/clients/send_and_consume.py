@@ -13,10 +13,10 @@ import typer
 
 from connectors.kafka.topic_admin import TopicFacts, create_message_topic, describe
 from pipelines.bytes_as_json import bytes_fields
+from pipelines.cli.control_characters import escape_controls
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted
 from pipelines.cli.target import Target
-from pipelines.cli.visible import visible
 from popstream import Consumer, Message, NotDeclared, PopstreamError, Producer, SendResult
 from popstream.wire.base_errors import Invalid
 
@@ -100,7 +100,7 @@ def run_consume(
 def printable(message: Message, *, as_json: bool) -> str:
     """Return a message as one line."""
     if not as_json:
-        return visible(_text(message.value), kept="\t")
+        return escape_controls(_text(message.value), kept="\t")
     fields: dict[str, Any] = {
         "topic": message.topic,
         "queue_id": message.queue_id,

@@ -14,10 +14,10 @@ import msgspec
 from rich.cells import cell_len
 from rich.table import Table
 
+from pipelines.cli.control_characters import escape_controls
 from pipelines.cli.exits import say
 from pipelines.cli.printing import new_console
 from pipelines.cli.tables.query_options import Output
-from pipelines.cli.visible import visible
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["QueryResult", "print_result", "write_parquet"]
@@ -118,7 +118,7 @@ def _print_vertically(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     for number, row in enumerate(rows, 1):
         print(f"── row {number:,} ".ljust(width + 2, "─"))
         for name, value in zip(columns, row, strict=True):
-            print(visible(f"{name:<{width}}  {value}".rstrip(), kept="\n\t"))
+            print(escape_controls(f"{name:<{width}}  {value}".rstrip(), kept="\n\t"))
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - any value of an engine

@@ -6,10 +6,10 @@ from time import time
 
 import msgspec
 
+from pipelines.cli.control_characters import escape_controls
 from pipelines.cli.exits import say
 from pipelines.cli.tables.message_place import Place, place_of_message_id
 from pipelines.cli.target import JobPlace
-from pipelines.cli.visible import visible
 from pipelines.explain.message_rows import read_message_rows, require_known
 from pipelines.explain.story import story_lines, story_of
 from pipelines.explain.timeline import timeline_svg
@@ -49,7 +49,7 @@ def run_why(
     if as_json:
         print(msgspec.json.encode(story).decode())
     else:
-        print(*map(visible, story_lines(story, zone)), sep="\n")
+        print(*map(escape_controls, story_lines(story, zone)), sep="\n")
     if plot is not None:
         plot.write_text(timeline_svg(story, zone), encoding="utf-8")
         say(f"the time line is in {plot}")

@@ -5,12 +5,12 @@ from time import time
 
 import msgspec
 
+from pipelines.cli.control_characters import escape_controls
 from pipelines.cli.exits import say
 from pipelines.cli.state.status import status_of
 from pipelines.cli.tables.message_place import Place
 from pipelines.cli.tables.why import local_zone
 from pipelines.cli.target import JobPlace
-from pipelines.cli.visible import visible
 from pipelines.control.messages import StatusRequest
 from pipelines.explain.lane_story import lane_story, lane_story_lines
 from pipelines.explain.message_rows import read_message_rows
@@ -45,6 +45,6 @@ def run_why_lane(job: JobPlace, tables: Path, place: Place, group: str, *, as_js
     if as_json:
         print(msgspec.json.encode(story).decode())
     else:
-        print(*map(visible, lane_story_lines(story, zone)), sep="\n")
+        print(*map(escape_controls, lane_story_lines(story, zone)), sep="\n")
     if not status.running:
         say(f"no job runs in {status.folder}; this is the stored state")

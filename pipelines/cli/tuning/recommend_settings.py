@@ -11,7 +11,7 @@ from connectors.delta.duckdb_errors import query_error
 from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import table_path
-from pipelines.cli.visible import visible
+from pipelines.cli.control_characters import escape_controls
 from pipelines.process.signals import interrupted_by_signals
 from pipelines.times import duration_text
 from pipelines.tuning.lease_figures import LANES_SQL, Figures, figures_of
@@ -60,7 +60,7 @@ def run_recommend(
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
-        print("\n\n".join("\n".join(map(visible, _lines(advice, with_sql=with_sql))) for advice in found))
+        print("\n\n".join("\n".join(map(escape_controls, _lines(advice, with_sql=with_sql))) for advice in found))
 
 
 def _lanes(tables: DuckDbTables, groups: Sequence[str]) -> list[tuple[str, str]]:
