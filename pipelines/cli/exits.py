@@ -22,7 +22,7 @@ __all__ = [
     "Exit",
     "Group",
     "command_group",
-    "described",
+    "error_text",
     "exit_code",
     "interrupt",
     "interrupted_code",
@@ -60,7 +60,7 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except (PopstreamError, JarError) as error:
-            say(described(error))
+            say(error_text(error))
             raise typer.Exit(exit_code(error)) from error
         except KeyboardInterrupt as error:
             say(interruption(error))
@@ -70,7 +70,7 @@ class Group(TyperGroup):
             sys.stdout = None
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except OSError as error:  # a file that is a folder, or belongs to somebody else: it is named
-            say(described(error))
+            say(error_text(error))
             raise typer.Exit(Exit.NOT_AS_ASKED) from error
 
     def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
@@ -105,10 +105,10 @@ def exit_code(error: BaseException) -> Exit:
     return Exit.CORRUPT if isinstance(error, Corrupt) else Exit.NOT_AS_ASKED
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an error for operators: errors of this project in full, others as type and first line.
 
-    >>> described(OSError("disk on fire"))
+    >>> error_text(OSError("disk on fire"))
     'OSError: disk on fire'
     """
     if isinstance(error, PopstreamError | JarError):

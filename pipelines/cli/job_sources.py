@@ -11,16 +11,16 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import TopicFacts, describe
 from pipelines.job_settings import JobSettings
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["log_of", "ops_topic_of", "snapshots_of", "the_kafka_of"]
+__all__ = ["log_of", "open_kafka", "ops_topic_of", "snapshots_of"]
 
 
 @contextlib.contextmanager
-def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[KafkaConnection]:
+def open_kafka(settings: JobSettings, var: Path) -> Iterator[KafkaConnection]:
     """Yield the connection to the job's Kafka. An embedded broker is started for this time.
 
     Raises:
@@ -60,7 +60,7 @@ def log_of(connection: KafkaConnection, prefix: str) -> LogFound:
     Raises:
         Invalid: The topic does not exist.
     """
-    return found_log(connection, ops_topic_of(connection, prefix))
+    return read_log_bounds(connection, ops_topic_of(connection, prefix))
 
 
 def snapshots_of(settings: JobSettings) -> SnapshotStore:

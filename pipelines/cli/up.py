@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.status import Status as Spinner
 
-from pipelines.cli.exits import Exit, described, exit_code, say
+from pipelines.cli.exits import Exit, error_text, exit_code, say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
@@ -41,7 +41,7 @@ def run_up(settings: JobSettings, *, var: Path, log_to_terminal: bool, take_over
             console.print("stopped before it was ready")
             raise typer.Exit(Exit.OK) from None
     if failure is not None:
-        say(f"the job ended: {described(failure)}")
+        say(f"the job ended: {error_text(failure)}")
         if host.log_file is not None:
             say(f"see {host.log_file}")
         raise typer.Exit(exit_code(failure))

@@ -46,7 +46,7 @@ from pipelines.process.job_end import JobEnd
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.process.preflight import require_safe
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
@@ -135,7 +135,7 @@ class ClusterJob:
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
             committed = self._committed(identity, tables)
-            committed.require_log(found_log(self.connection, ops))
+            committed.require_log(read_log_bounds(self.connection, ops))
             self._publish_deadlines(identity, committed, internal)
             # Before what sends it rows, and so stopped after it: what has been sent then is written.
             audit = self._start_audit(identity, tables)
@@ -212,7 +212,7 @@ class ClusterJob:
             if not identity.first_offset:
                 return
             deadlines = beginning_deadlines(self._spark, self.cluster.checkpoint)
-        elif any(found_log(self.connection, internal[self.internal.deadlines]).end_offset.values()):
+        elif any(read_log_bounds(self.connection, internal[self.internal.deadlines]).end_offset.values()):
             return
         else:
             deciding = decide_checkpoint(self.cluster.checkpoint)

@@ -65,7 +65,7 @@ from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
 from pipelines.process.prefix_ownership import PrefixOwnership
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.scrub import Scrub
 from pipelines.recovery.snapshot_loop import SnapshotLoop
 from pipelines.recovery.take_snapshot import take_snapshot
@@ -289,7 +289,7 @@ class Job:
         reconcile(
             known,
             decode_noted(self.store.get(META, NOTED_KEY)),
-            found_log(self.connection, self.ops),
+            read_log_bounds(self.connection, self.ops),
             [
                 TableFound(
                     name=name,

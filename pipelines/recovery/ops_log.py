@@ -18,7 +18,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["LostRecords", "OpsPartitionReader", "found_log", "offsets_at", "ops_record"]
+__all__ = ["LostRecords", "OpsPartitionReader", "offsets_at", "ops_record", "read_log_bounds"]
 
 _FETCH_BYTES = 4 * 1024 * 1024
 """A longer record comes alone (KIP-74)."""
@@ -28,7 +28,7 @@ _POLL_RECORDS = 10_000
 _EMPTY_POLLS_MAX = 30
 
 
-def found_log(connection: KafkaConnection, topic: TopicFacts) -> LogFound:
+def read_log_bounds(connection: KafkaConnection, topic: TopicFacts) -> LogFound:
     """Return the first and last offsets of each partition; aborted records at the end count.
 
     Raises:

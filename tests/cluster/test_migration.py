@@ -21,7 +21,7 @@ from pipelines.cluster.checkpoint_layout import decide_checkpoint
 from pipelines.cluster.migration.stored_state import content_of_store
 from pipelines.cluster.migration.to_cluster import beginning_of, migrate_to_cluster
 from pipelines.cluster.migration.to_folder import migrate_to_folder
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
 from tests.support.cluster_log import Log, decide, decided_entries
@@ -77,7 +77,7 @@ def test_a_state_goes_to_a_cluster_and_back(
             store,
             prefix=topic_prefix,
             ops=ops,
-            log=found_log(connection, ops),
+            log=read_log_bounds(connection, ops),
             begins={},
             checkpoint=checkpoint,
         )
@@ -93,7 +93,7 @@ def test_a_state_goes_to_a_cluster_and_back(
 
     back = JobFolder(tmp_path / "back")
     migrate_to_folder(
-        cluster_spark, checkpoint, prefix=topic_prefix, ops=ops, log=found_log(connection, ops), folder=back
+        cluster_spark, checkpoint, prefix=topic_prefix, ops=ops, log=read_log_bounds(connection, ops), folder=back
     )
     kv = MemoryKv()
     decided_entries(kv, log.records)
@@ -118,7 +118,7 @@ def test_a_state_that_cannot_be_taken_over_is_refused(
     log.write(log.records)
     state = tmp_path / "state"
     decided_on_disk(log, state, log.records, ops.topic_id)
-    found = found_log(connection, ops)
+    found = read_log_bounds(connection, ops)
 
     def migrate(name: str, log_found: object = found) -> None:
         with RocksStore(state, read_only=True) as store:

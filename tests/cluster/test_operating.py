@@ -35,7 +35,7 @@ from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Policies, PoliciesRequest, Status, StatusRequest
 from pipelines.control.page_messages import LanePage, LanesRequest
 from pipelines.job_settings import JobSettings
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.verify import Inputs, Verified, WorkFolder, verify
 from popstream import Consumer, Producer
 from popstream.errors import NotDeclared
@@ -135,7 +135,9 @@ class Site:
             internal = ClusterTopics.of(self.prefix)
             topics = {"build_units": internal.queue_log, **({"audit": internal.audit} if is_written else {})}
             facts = describe(self.connection, list(topics.values()))
-            ends = {name: dict(found_log(self.connection, facts[topic]).end_offset) for name, topic in topics.items()}
+            ends = {
+                name: dict(read_log_bounds(self.connection, facts[topic]).end_offset) for name, topic in topics.items()
+            }
             return status.ops_lag == 0 and all(read.get(name) == ends[name] for name in ends)
 
         wait_for(is_done, patience_s=WAIT_S, look_each_s=0.5)
@@ -146,7 +148,7 @@ class Site:
     def verified(self, name: str = "state") -> Verified:
         """What `popstream verify` finds, in this process."""
         url, ops = str(self.root / name), f"{self.prefix}.ops"
-        log = found_log(self.connection, describe(self.connection, [ops])[ops])
+        log = read_log_bounds(self.connection, describe(self.connection, [ops])[ops])
         identity = stored_identity(self.spark, url)
         assert identity is not None
         with WorkFolder(self.root / "work") as work:
@@ -223,7 +225,9 @@ def test_a_running_job_answers_by_the_api(site: Site) -> None:
         identity = stored_identity(site.spark, str(site.root / "state"))
         assert identity is not None
         ops = describe(site.connection, [f"{site.prefix}.ops"])[f"{site.prefix}.ops"]
-        place = StatePlace(site.connection, ops, found_log(site.connection, ops), site.spark, str(site.root / "state"))
+        place = StatePlace(
+            site.connection, ops, read_log_bounds(site.connection, ops), site.spark, str(site.root / "state")
+        )
         with (
             pytest.raises(Fenced, match="another job runs with the prefix"),
             owned(site.settings(), place, identity.epochs),

@@ -15,7 +15,7 @@ from kafka.errors import KafkaError
 
 from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
 from connectors.spark_cluster.storage import canonical_place, checkpoint_conf, tables_conf
-from pipelines.cli.exits import Exit, described, exit_code, interrupt, say
+from pipelines.cli.exits import Exit, error_text, exit_code, interrupt, say
 from pipelines.cli.options import load_settings
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.session import cluster_session
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         say("stopped; everything that was decided is kept")
         return Exit.OK
     except PopstreamError as error:
-        say(described(error))
+        say(error_text(error))
         return exit_code(error)
 
 
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         finally:
             job.stop()
         if job.failure is not None:
-            say(f"the job ended: {described(job.failure)}")
+            say(f"the job ended: {error_text(job.failure)}")
             return exit_code(job.failure)
         return Exit.OK
     finally:
@@ -94,7 +94,7 @@ def services_named() -> Iterator[None]:
         message = f"the job cannot start: {spark_text(error)}"
         raise Unavailable(message, subject="Spark") from error
     except KafkaError as error:
-        message = f"the job cannot start: Kafka does not do what is asked ({described(error)})"
+        message = f"the job cannot start: Kafka does not do what is asked ({error_text(error)})"
         raise Unavailable(message, subject="Kafka") from error
 
 

@@ -15,13 +15,13 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
 from connectors.spark_cluster.storage import checkpoint_conf, is_on_s3
-from pipelines.cli.job_sources import ops_topic_of, the_kafka_of
+from pipelines.cli.job_sources import open_kafka, ops_topic_of
 from pipelines.cli.spark_tools import session_of_command
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, stored_identity
 from pipelines.cluster.session import cluster_session
 from pipelines.job_settings import JobSettings
 from pipelines.process.prefix_ownership import PrefixOwnership
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Fenced, Invalid
 
@@ -67,9 +67,9 @@ def state_place(
         Unavailable: Kafka does not answer.
         SparkError: Spark failed, in the block too.
     """
-    with the_kafka_of(settings, var) as connection, cluster_spark(settings, checkpoint, var, tables=tables) as spark:
+    with open_kafka(settings, var) as connection, cluster_spark(settings, checkpoint, var, tables=tables) as spark:
         ops = ops_topic_of(connection, settings.topic_prefix, advice="name the prefix of the job with --prefix")
-        yield StatePlace(connection, ops, found_log(connection, ops), spark, checkpoint)
+        yield StatePlace(connection, ops, read_log_bounds(connection, ops), spark, checkpoint)
 
 
 @contextlib.contextmanager

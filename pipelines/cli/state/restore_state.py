@@ -17,7 +17,7 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import describe
 from pipelines.cli.exits import say
-from pipelines.cli.job_sources import log_of, snapshots_of, the_kafka_of
+from pipelines.cli.job_sources import log_of, open_kafka, snapshots_of
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.target import require_job_folder
@@ -55,7 +55,7 @@ def run_restore(
         require_job_folder(folder)
     umask = umask_of_tables(folder.delta, otherwise=settings.umask)
     with files_made_with(umask), Ownership(folder.lock) as ownership:
-        with the_kafka_of(settings, var) as connection, reading_session(var) as spark, working("restoring"):
+        with open_kafka(settings, var) as connection, reading_session(var) as spark, working("restoring"):
             log = log_of(connection, settings.topic_prefix)
             continues = _owner_epoch(connection, settings.topic_prefix, ownership.place)
             move_tables_away(folder, rebuild)

@@ -7,7 +7,7 @@ import msgspec
 
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import say
-from pipelines.cli.job_sources import log_of, snapshots_of, the_kafka_of
+from pipelines.cli.job_sources import log_of, open_kafka, snapshots_of
 from pipelines.cli.printing import standard_output
 from pipelines.cli.tables.why import local_zone
 from pipelines.cli.target import running_job, settings_of_job
@@ -39,7 +39,7 @@ def run_what_if(
     """
     other.require_valid()
     job = running_job(JobFolder(settings.folder.absolute()))
-    with the_kafka_of(settings_of_job(settings, job), var) as connection:
+    with open_kafka(settings_of_job(settings, job), var) as connection:
         inputs = WhatIfInputs(
             log=log_of(connection, settings_of_job(settings, job).topic_prefix),
             connection=connection,

@@ -32,7 +32,7 @@ from pipelines.cluster.decide.extent import KEY_FORMAT, Cursors
 from pipelines.cluster.decide.outgoing import EntryKey
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.decide_ops.entry import EntryKind, LogPlace
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
@@ -232,7 +232,7 @@ def begins_now(connection: KafkaConnection, prefix: str) -> Beginnings:
     found = describe(connection, [topics.audit, topics.queue_log])
     for field, name in (("audit", topics.audit), ("queue_log", topics.queue_log)):
         if (facts := found.get(name)) is not None:
-            fields[f"{field}_from"] = dict(found_log(connection, facts).end_offset)
+            fields[f"{field}_from"] = dict(read_log_bounds(connection, facts).end_offset)
             fields[f"{field}_partitions"] = facts.partition_count
     return fields
 

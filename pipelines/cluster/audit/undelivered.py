@@ -21,7 +21,7 @@ from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.checkpoint_layout import audit_checkpoint
 from pipelines.cluster.committed import last_committed
 from pipelines.decide_ops.entry import Entry, EntryKind
-from pipelines.recovery.ops_log import OpsPartitionReader, found_log
+from pipelines.recovery.ops_log import OpsPartitionReader, read_log_bounds
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
 
@@ -90,7 +90,7 @@ def read_undelivered(
     facts = describe(connection, [topic]).get(topic)
     if facts is None:
         return Undelivered(rows, units, dead_letters)
-    log = found_log(connection, facts)
+    log = read_log_bounds(connection, facts)
     for partition, end in sorted(log.end_offset.items()):
         # What retention has deleted is in no table: its rows are missing there.
         begin = max(first.get(partition, 0), log.first_offset[partition])

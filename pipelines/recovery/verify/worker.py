@@ -11,7 +11,7 @@ import msgspec
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.builder_records import read_queues
-from pipelines.recovery.ops_log import LostRecords, found_log
+from pipelines.recovery.ops_log import LostRecords, read_log_bounds
 from pipelines.recovery.replay_source import ReplaySource
 from pipelines.recovery.verify.decide_again import run_share
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
@@ -71,7 +71,7 @@ def _compare_units(
         queues = dict(read_queues(store))
     names = sorted({topic for topic, _ in queues})
     facts = describe(task.source.connection, names) if names and task.with_messages else {}
-    retained = {name: found_log(task.source.connection, facts[name]) for name in facts}
+    retained = {name: read_log_bounds(task.source.connection, facts[name]) for name in facts}
 
     def log_of(queue: QueueName) -> MessageLog | str:
         topic, queue_id = queue

@@ -35,7 +35,7 @@ from pipelines.build_units.unit_tables import UNIT_SCHEMA, units_by_queue
 from pipelines.cli.state.queue import opened
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import QueueView, queues_in
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.restore import restore
 from popstream import Consumer, Producer, Transport, tag_hash
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
@@ -568,7 +568,7 @@ def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
         fields = json.loads(manifest.read_text())
         fields["files"] = [file for file in fields["files"] if not file["path"].startswith("queues/")]
         manifest.write_text(json.dumps(fields))
-    log = found_log(lab.connection, describe(lab.connection, [lab.job.topics.ops])[lab.job.topics.ops])
+    log = read_log_bounds(lab.connection, describe(lab.connection, [lab.job.topics.ops])[lab.job.topics.ops])
     restored = restore(folder, log, lab.connection, lab.spark, snapshots, lossy=False, only=snapshot.id)
     assert restored.source == f"snapshot {snapshot.id}"
     lab.job = lab.start()
@@ -599,7 +599,7 @@ def test_a_builders_store_from_a_backup_is_refused_and_restored(lab: Lab, tmp_pa
     shutil.move(tmp_path / "queues", folder.queues)
     with pytest.raises(Corrupt, match=r"Delta holds units of later WriteBatches .* run `popstream restore`"):
         lab.start()
-    log = found_log(lab.connection, describe(lab.connection, [lab.job.topics.ops])[lab.job.topics.ops])
+    log = read_log_bounds(lab.connection, describe(lab.connection, [lab.job.topics.ops])[lab.job.topics.ops])
     restore(folder, log, lab.connection, lab.spark, snapshots, lossy=False)
     lab.job = lab.start()
     lab.send(topic, 30)

@@ -34,7 +34,7 @@ from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.restore import restore
 from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -228,7 +228,7 @@ def test_rows_that_no_log_leads_to_any_more_are_given_up_only_with_consent(scene
     """A table was moved away, and retention has taken what it came from. The state is as good as it was."""
     shutil.move(table_path(scene.folder.delta, "deliveries"), scene.root / "away")
     facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
-    whole = found_log(scene.connection, facts)
+    whole = read_log_bounds(scene.connection, facts)
     log = msgspec.structs.replace(whole, first_offset={p: end - 10 for p, end in whole.end_offset.items()})
     before = families_of(scene.folder.state)
     options = (scene.folder, log, scene.connection, scene.spark, scene.snapshots)
@@ -255,7 +255,7 @@ def test_a_restore_that_was_killed_has_lost_nothing(scene: RestoreScene, *, with
             scene.start()
         assert scene.folder.state.is_dir()
     facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
-    log = msgspec.structs.replace(found_log(scene.connection, facts), first_offset=last.next_offset)
+    log = msgspec.structs.replace(read_log_bounds(scene.connection, facts), first_offset=last.next_offset)
     restored = restore(scene.folder, log, scene.connection, scene.spark, scene.snapshots, lossy=False)
     assert (restored.source, restored.apply_seq) == (f"{PUT_ASIDE} in {aside.name}", last.apply_seq)
     assert scene.snapshot_id in "".join(restored.passed_over)
@@ -268,7 +268,7 @@ def test_a_topic_that_was_made_again(scene: RestoreScene) -> None:
     facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
     nothing = dict.fromkeys(range(OPS_PARTITIONS), 0)
     log = msgspec.structs.replace(
-        found_log(scene.connection, facts), topic_id="another", first_offset=nothing, end_offset=nothing
+        read_log_bounds(scene.connection, facts), topic_id="another", first_offset=nothing, end_offset=nothing
     )
     options = (scene.folder, log, scene.connection, scene.spark, scene.snapshots)
     with pytest.raises(Corrupt, match="no state can be continued") as caught:
@@ -354,7 +354,7 @@ def ack_for_billing(wire: Wire, pop: dict[str, Any]) -> Any:
 def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: RestoreScene) -> None:
     """Its next records would get offsets of which the tables have rows; an older snapshot would not help."""
     facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
-    whole = found_log(scene.connection, facts)
+    whole = read_log_bounds(scene.connection, facts)
     cut = msgspec.structs.replace(whole, end_offset={p: end - 20 for p, end in whole.end_offset.items()})
     for state in ("present", "of the snapshot", "present, of which Delta has nothing"):
         if "Delta" in state:

@@ -13,7 +13,7 @@ from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import describe
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.verify import Inputs, Verified, WorkFolder, verify
 from popstream.kafka_connection import KafkaConnection
@@ -89,7 +89,7 @@ class RestoreScene:
     def restore(self, **options: Any) -> Restored:
         facts = describe(self.connection, [self.topics.ops])[self.topics.ops]
         chosen = {"lossy": False, **options}
-        log = found_log(self.connection, facts)
+        log = read_log_bounds(self.connection, facts)
         return restore(self.folder, log, self.connection, self.spark, self.snapshots, **chosen)
 
     def verify(self, since: str | None = None) -> Verified:
@@ -98,7 +98,7 @@ class RestoreScene:
             state=self.folder.state,
             queues=None,
             delta=self.folder.delta,
-            log=found_log(self.connection, facts),
+            log=read_log_bounds(self.connection, facts),
             connection=self.connection,
             snapshots=self.snapshots,
         )

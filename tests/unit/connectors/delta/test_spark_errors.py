@@ -15,7 +15,7 @@ from connectors.delta.data_files import data_schema
 from connectors.delta.spark_errors import SparkError, require_undamaged, spark_errors_kept, spark_text
 from connectors.delta.table_damage import damage_in
 from connectors.delta.tables import TABLES
-from pipelines.cli.exits import described, exit_code
+from pipelines.cli.exits import error_text, exit_code
 from popstream.wire.base_errors import Corrupt
 from tests.support.java_error import ended_java_error, java_error
 from tests.support.left_behind import damage
@@ -110,6 +110,6 @@ def test_an_error_of_a_query_does_not_read_whole_tables(table: Path) -> None:
 def test_the_text_of_an_error_outlives_the_jvm() -> None:
     with pytest.raises(SparkError) as raised, spark_errors_kept():
         raise java_error("java.lang.IllegalStateException: no\n\tat x")
-    assert described(raised.value) == "Spark failed (Py4JJavaError): java.lang.IllegalStateException: no"
+    assert error_text(raised.value) == "Spark failed (Py4JJavaError): java.lang.IllegalStateException: no"
     assert exit_code(raised.value) == 1
     assert spark_text(ended_java_error()) == "Spark failed (Py4JJavaError): it gave no reason"

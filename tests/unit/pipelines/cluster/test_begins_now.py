@@ -21,7 +21,7 @@ def test_a_state_keeps_the_ends_and_the_partitions_with_which_it_begins(monkeypa
     topics = {"p.cluster_audit": TopicFacts("p.cluster_audit", "A", 2)}
     ends = LogFound(topic="p.cluster_audit", topic_id="A", first_offset={0: 1, 1: 1}, end_offset={0: 9, 1: 7})
     monkeypatch.setattr(audit_query, "describe", lambda *_: topics)
-    monkeypatch.setattr(audit_query, "found_log", lambda *_: ends)
+    monkeypatch.setattr(audit_query, "read_log_bounds", lambda *_: ends)
     found = begins_now(KAFKA, "p")
     assert found == {"audit_from": {0: 9, 1: 7}, "audit_partitions": 2}
     identity = CheckpointIdentity.new("p", TopicFacts("p.ops", "T", 4), **found)
