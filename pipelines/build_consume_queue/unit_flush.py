@@ -90,7 +90,7 @@ class UnitFlush:
         self._is_in_doubt = False
         self._note_committed()
         self.loop = RetryLoop(
-            "unit_flush",
+            "unit-flush",
             interval_s,
             self.flush,
             on_failure,

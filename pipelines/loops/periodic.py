@@ -21,7 +21,7 @@ class Periodic:
     """Calls `work` every `interval_s` seconds in its own thread. An error is logged, and the next call is on schedule.
 
     Args:
-        name: Name of the thread, and prefix of its log event.
+        name: Name of the thread; with underscores, prefix of its log event.
         interval_s: Seconds between two calls; 0: never.
         work: The work.
         last_done: A folder that stores the time of the last call, so that restarts of the job do not change the
@@ -66,7 +66,7 @@ class Periodic:
                     self._note()
             except Exception as error:  # noqa: BLE001 - py4j and file systems raise errors of many types
                 self.failure = str(error)
-                _log.error(f"{self._name}_failed", error=str(error))
+                _log.error(f"{self._name.replace('-', '_')}_failed", error=str(error))
             else:
                 self.failure = None
 

@@ -26,7 +26,7 @@ class RetryLoop:
     the thread, as does one of the store, which has to be reopened.
 
     Args:
-        name: Name of the thread, and prefix of its log events.
+        name: Name of the thread; with underscores, prefix of its log events.
         interval_s: Seconds between two calls. Longer: larger files and older tables.
         work: Called by one thread at a time.
         on_failure: Called once with the error that ended the thread.
@@ -45,7 +45,7 @@ class RetryLoop:
         *,
         problem_prefix: str,
     ) -> None:
-        self._name = name
+        self._event_prefix = name.replace("-", "_")
         self._interval_s = interval_s
         self._work = work
         self._on_failure = on_failure
@@ -79,12 +79,12 @@ class RetryLoop:
                         raise
                     failures += 1
                     self.problem = f"{self._problem_prefix}: {_first_line(error)}"
-                    _log.warning(f"{self._name}_retried", failures=failures, error=str(error))
+                    _log.warning(f"{self._event_prefix}_retried", failures=failures, error=str(error))
                 else:
                     failures, self.problem = 0, None
             self._work()
         except BaseException as error:  # noqa: BLE001 - any error ends the job, which reports it
-            _log.error(f"{self._name}_failed", error=str(error))
+            _log.error(f"{self._event_prefix}_failed", error=str(error))
             self._on_failure(error)
 
 

@@ -228,10 +228,10 @@ class Host:
         ensure_job_topics(self.connection, settings)
         self._step("starting Spark")
         self.spark = self._start_spark()
-        self._start_periodic(Periodic("malloc_trim", TRIM_INTERVAL_S, trim))
+        self._start_periodic(Periodic("malloc-trim", TRIM_INTERVAL_S, trim))
         if self.jvm_log_file is not None:
             rotate = functools.partial(rotate_in_place, self.jvm_log_file)
-            self._start_periodic(Periodic("jvm_log", JVM_LOG_INTERVAL_S, rotate))
+            self._start_periodic(Periodic("jvm-log", JVM_LOG_INTERVAL_S, rotate))
         self._step("reconciling state, log and tables")
         self.job = self._start_first_job()
         self._stack.callback(self._stop_last_job)

@@ -84,7 +84,7 @@ class LogWatch:
         self._retention_ms: int | None = None
         self._thread = threading.Thread(target=self._run, name="log-watch", daemon=True)
         # In a thread of its own: during an outage these requests take longer than the other thread may.
-        self._topic = Periodic("ops_topic", TOPIC_INTERVAL_S, self._check_topic)
+        self._topic = Periodic("ops-topic-watch", TOPIC_INTERVAL_S, self._check_topic)
 
     @property
     def problem(self) -> str | None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from pipelines.loops.periodic import Periodic
 from tests.support.threads import eventually
@@ -54,6 +55,19 @@ def test_failed_work_does_not_count_as_done(tmp_path: Path) -> None:
     periodic.stop()
     assert next(outcomes, None) is None
     assert periodic.failure is None
+
+
+def test_an_error_is_logged_as_an_event_of_the_thread() -> None:
+    def work() -> None:
+        message = "no"
+        raise ValueError(message)
+
+    periodic = Periodic("ops-topic-watch", 0.01, work)
+    with capture_logs() as logged:
+        periodic.start()
+        eventually(lambda: bool(logged))
+        periodic.stop()
+    assert logged[0] == {"event": "ops_topic_watch_failed", "error": "no", "log_level": "error"}
 
 
 def test_without_an_interval_the_work_is_never_done(tmp_path: Path) -> None:
