@@ -1,4 +1,4 @@
-"""The folder of a job: created by `popstream up`, written by nothing else.
+"""The folder of a job: created by `popstream up`; only the job and popstream's commands write to it.
 
 ```
 var/job/

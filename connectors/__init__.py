@@ -1,1 +1,1 @@
-"""The outside world as bytes and rows: Kafka, Delta Lake, the jars; the only home of retries."""
+"""The outside world as bytes and rows: Kafka, Delta Lake, the jars."""

@@ -27,7 +27,7 @@ class OpRecord(NamedTuple):
     forged: frozenset[int] = frozenset()
     """Indexes of handles whose signature is missing or not ours."""
     forbidden: str = ""
-    """Why its sender may not send it, although it is well-formed; empty: he may."""
+    """Why the sender may not send this well-formed operation; empty: it may."""
     admin_key: str | None = None
     """Id of the admin key that signed the operation; None: it is not signed, or no keys are set."""
 
