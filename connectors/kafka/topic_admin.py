@@ -155,7 +155,7 @@ class TopicAdmin:
                 reason = f"{topic['name']}: {error.__name__}"
                 raise _TransientError(reason)
             if error is TopicAuthorizationFailedError:
-                message = f"Kafka does not allow to describe topic {topic['name']}: grant Describe on it"
+                message = f"Kafka does not allow describing topic {topic['name']}: grant Describe on it"
                 raise Invalid(message, subject=topic["name"])
             if error is not NoError:
                 message = f"Kafka refuses to describe topic {topic['name']}: {error.__name__}"

@@ -58,7 +58,7 @@ def test_a_topic_that_does_not_exist_counts_as_deleted() -> None:
 
 
 def test_a_permanent_error_is_reported_at_once() -> None:
-    with pytest.raises(Invalid, match="does not allow to describe topic orders: grant Describe on it"):
+    with pytest.raises(Invalid, match="does not allow describing topic orders: grant Describe on it"):
         TopicAdmin(Admin(FORBIDDEN)).describe(["orders"])
     with pytest.raises(Invalid, match="refuses to create 1 of 1 topics") as caught:
         TopicAdmin(Admin(FORBIDDEN)).create([NewTopic("orders", 2, -1, {})])
