@@ -50,7 +50,7 @@ def open_context(work: Path, source: Path | None = None) -> FileDataContext:
     """
     folder = CONTEXT if source is None else source
     if not (folder / _CONFIG).is_file():
-        message = f"{folder} is no context of Great Expectations: it has no {_CONFIG}"
+        message = f"{folder} is not a context of Great Expectations: it has no {_CONFIG}"
         raise Invalid(message, subject=str(folder))
     shutil.copytree(folder, work, ignore=shutil.ignore_patterns(_UNCOMMITTED), dirs_exist_ok=True)
     try:

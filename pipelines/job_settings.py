@@ -360,7 +360,7 @@ class JobSettings(BaseSettings):
     @classmethod
     def _require_path(cls, value: object) -> object:
         if "://" in str(value):
-            message = "a job writes its tables to a folder, and to no URL: mount it"
+            message = "must be a folder, not a URL: mount the storage"
             raise ValueError(message)
         return value
 
@@ -368,7 +368,7 @@ class JobSettings(BaseSettings):
     @classmethod
     def _require_tables(cls, days: dict[str, int]) -> dict[str, int]:
         if unknown := sorted(set(days) - set(DATED_TABLES)):
-            message = f"{', '.join(unknown)} is no table with dates, as are {', '.join(sorted(DATED_TABLES))}"
+            message = f"applies to {', '.join(sorted(DATED_TABLES))}, not to {', '.join(unknown)}"
             raise ValueError(message)
         return days
 
@@ -407,14 +407,14 @@ class JobSettings(BaseSettings):
             try:
                 token = file.read_text(encoding="utf-8").strip()
             except (OSError, UnicodeError) as error:
-                why = error.strerror if isinstance(error, OSError) else "it is no text"
+                why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
                 message = f"api_token_file {file} cannot be read: {why}"
                 raise Invalid(message, subject=str(file)) from error
         elif not token:
             return ""
         if len(token) < API_TOKEN_MIN or not re.fullmatch(r"[!-~]+", token):
             characters = f"{API_TOKEN_MIN} or more visible ASCII characters"
-            message = f"the token of the API takes {characters}, as `openssl rand -hex 32` makes them"
+            message = f"the token of the API must have {characters}, as `openssl rand -hex 32` makes them"
             raise Invalid(message)
         return token
 
@@ -464,13 +464,13 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
     """Return what is wrong with environment variables that begin with the prefix and mean nothing.
 
     >>> unknown_variables(["POPSTREAM_FOLDER", "POPSTREAM_PURE", "HOME", "POPSTREAM_OPS_PARTITION"])
-    ['there is no variable POPSTREAM_OPS_PARTITION, but POPSTREAM_OPS_PARTITIONS']
+    ['unknown variable POPSTREAM_OPS_PARTITION: did you mean POPSTREAM_OPS_PARTITIONS?']
     """
     known = [*(f"{PREFIX}{field.upper()}" for field in JobSettings.model_fields), *OTHER_VARIABLES]
     found = []
     for name in sorted(names):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.9)
-            hint = f", but {near[0]}" if near else "; docs/settings.md lists all"
-            found.append(f"there is no variable {name}{hint}")
+            hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists all"
+            found.append(f"unknown variable {name}: {hint}")
     return found

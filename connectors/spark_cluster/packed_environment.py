@@ -101,14 +101,14 @@ def read_facts(archive: Path) -> EnvironmentFacts:
     """Read what a packed environment holds.
 
     Raises:
-        Invalid: The file is missing, or is no packed environment.
+        Invalid: The file is missing, or is not a packed environment.
     """
     try:
         with zipfile.ZipFile(archive) as packed:
             return msgspec.json.decode(packed.read(FACTS_FILE), type=EnvironmentFacts)
     except (OSError, zipfile.BadZipFile, KeyError, msgspec.MsgspecError) as error:
         missing = isinstance(error, FileNotFoundError)
-        what = f"there is no {archive}" if missing else f"{archive} is no packed environment ({error})"
+        what = f"there is no {archive}" if missing else f"{archive} is not a packed environment ({error})"
         message = f"{what}: make one with `popstream package --out {archive}`"
         raise Invalid(message, subject=str(archive)) from error
 
@@ -127,7 +127,7 @@ def _build_wheel(checkout: Path, folder: Path) -> Path:
 
 def _require_own_wheel(wheel: Path) -> None:
     if not (wheel.name.startswith("popstream-") and wheel.is_file()):
-        message = f"{wheel} is no wheel of popstream"
+        message = f"{wheel} is not a wheel of popstream"
         raise Invalid(message, subject=str(wheel))
 
 

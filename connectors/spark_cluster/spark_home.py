@@ -31,7 +31,7 @@ def chosen_spark_home() -> Path:
     """Return the Spark of `SPARK_HOME`; without that variable the one inside the Python package.
 
     Raises:
-        Invalid: PySpark is not installed, or `SPARK_HOME` is no Spark of its version: Delta's jars are for one alone.
+        Invalid: PySpark is not installed, or `SPARK_HOME` has another version of Spark: Delta's jars are for one alone.
     """
     named = os.environ.get("SPARK_HOME")
     if not named:
@@ -39,7 +39,7 @@ def chosen_spark_home() -> Path:
     home, wanted = Path(named), version("pyspark")
     found = [match[1] for jar in (home / "jars").glob("spark-core_*.jar") if (match := _CORE.fullmatch(jar.name))]
     if found != [wanted]:
-        what = f"has Spark {found[0]}" if found else "is no Spark"
+        what = f"has Spark {found[0]}" if found else "does not contain Spark"
         message = f"SPARK_HOME ({home}) {what}: this job needs {wanted}; unset it to submit with the one of pyspark"
         raise Invalid(message, subject=str(home))
     return home

@@ -34,12 +34,12 @@ def asked_by_http(url: str, token: str, request: Request, timeout_s: float) -> b
     """Send a request to the API at `url`, and return the JSON of its answer or of its `Failure`.
 
     Raises:
-        Invalid: The address is none of HTTP, nothing of this project answers there, or the API has no such request.
+        Invalid: The address is not one of HTTP, nothing of this project answers there, or the API has no such request.
         Unavailable: Nothing answers in time.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        message = f"{url!r} is no address of an API: write it as http://host:9465"
+        message = f"{url!r} is not the address of an API: write it as http://host:9465"
         raise Invalid(message, subject=url)
     path, query = query_of(request)
     address = f"{url}{path}?{urllib.parse.urlencode(query)}"

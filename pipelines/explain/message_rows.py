@@ -84,7 +84,7 @@ def require_known(delta_root: Path, rows: MessageRows, group: str | None, *, mem
     with DuckDbTables(_of_queue(delta_root, rows.topic, rows.queue_id), memory=memory) as tables:
         lanes = _lanes(tables, rows.topic, rows.queue_id)
     if not lanes:
-        message = f"the tables in {delta_root} know no queue {name}"
+        message = f"the tables in {delta_root} have no queue {name}"
         raise Invalid(message, subject=rows.topic)
     queue = lanes.pop(None, None)
     if queue is not None and rows.queue_offset >= queue.end and rows.unit is None:

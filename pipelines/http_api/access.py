@@ -85,7 +85,7 @@ class Access:
         is_right = hmac.compare_digest(given.strip().encode(), self._token)
         if kind.lower() == "bearer" and is_right:
             return None
-        said = "the token is wrong" if given else "this takes a token: Authorization: Bearer ..."
+        said = "the token is wrong" if given else "a token is required: Authorization: Bearer ..."
         return JsonResponse(Failure(said), 401, headers={"WWW-Authenticate": "Bearer"})
 
 

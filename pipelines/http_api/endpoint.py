@@ -95,7 +95,7 @@ def route_of(endpoint: Endpoint, *, has_token: bool) -> Route:
         except DECODE_ERRORS as error:
             return JsonResponse(Failure(f"{endpoint.path}: {error}"), 400)
         if endpoint.needs_token and not has_token:
-            return JsonResponse(Failure("this takes a token also here: set api_token or api_token_file"), 403)
+            return JsonResponse(Failure("a token is required here as well: set api_token or api_token_file"), 403)
         try:
             return JsonResponse(endpoint.answer(request, caller))
         except PopstreamError as error:
@@ -115,7 +115,7 @@ def route_of(endpoint: Endpoint, *, has_token: bool) -> Route:
         try:
             given = msgspec.json.decode(body or b"{}")
         except DECODE_ERRORS as error:
-            return JsonResponse(Failure(f"{endpoint.path} takes a JSON object: {error}"), 400)
+            return JsonResponse(Failure(f"{endpoint.path} expects a JSON object: {error}"), 400)
         return await run_in_threadpool(answered, given, _caller(request))
 
     return Route(endpoint.path, get if endpoint.method == "GET" else post, methods=[endpoint.method])

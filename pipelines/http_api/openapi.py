@@ -22,7 +22,7 @@ _SCHEMAS = "#/components/schemas/"
 _STATUSES = {
     "400": "The request cannot work as it is",
     "401": "The token is missing or wrong",
-    "403": "It takes a token, and the job has none",
+    "403": "It requires a token, and the job has none",
     "409": "Another redrive has begun",
     "500": "Stored data are damaged, or an error that nobody expected",
     "503": "No job runs now, or a service that it needs is away: ask again",

@@ -157,7 +157,7 @@ def _exporter(name: str) -> SpanExporter:
         protocol = next((value for each in variables if (value := os.environ.get(each, "").strip())), "")
         wanted = OTLP.get(protocol, ())
         if not wanted:
-            message = f"{protocol} is no protocol of OpenTelemetry's exporter here: http/protobuf and grpc are"
+            message = f"OpenTelemetry's exporter does not support {protocol} here: use http/protobuf or grpc"
             raise Invalid(message, subject="traces")
     for found in (entry for each in wanted for entry in entry_points(group=EXPORTERS, name=each)):
         exporter: SpanExporter = found.load()()

@@ -27,7 +27,7 @@ def require_ready(
     """Check Java, jars, disks and free ports.
 
     Args:
-        folder: Folder of the job, whose disk must have space and take hard links.
+        folder: Folder of the job, whose disk must have space and support hard links.
         tables: Folder of the tables, likewise; None: in that of the job.
         var: Folder into which `make setup` has put the jars.
         with_kafka: Whether the jars of a broker are needed as well.
@@ -63,7 +63,7 @@ def require_safe(settings: JobSettings) -> None:
     """
     if not settings.api_secret and settings.api_port and not is_loopback(settings.api_host):
         message = (
-            f"api_host {settings.api_host} is reached from other machines, for which the API takes a token:"
+            f"api_host {settings.api_host} can be reached from other machines, which requires a token:"
             " set api_token_file or api_token"
         )
         raise Invalid(message, subject=settings.api_host)
@@ -71,7 +71,7 @@ def require_safe(settings: JobSettings) -> None:
         message = f"api_port and metrics_port are both {settings.api_port}: the port of the API has the metrics, too"
         raise Invalid(message, subject=str(settings.api_port))
     if settings.tables_group_readable and settings.tables is None:
-        message = "tables_group_readable takes a folder of their own for the tables: set tables"
+        message = "tables_group_readable needs `tables`: a folder outside the job's"
         raise Invalid(message)
 
 
@@ -127,7 +127,7 @@ def _link_findings(there: Path, option: str) -> list[str]:
     problem = f"{there} cannot be written to"
     try:
         file.touch(exist_ok=False)
-        problem = f"{there} takes no hard links, by which tables are committed and snapshots taken"
+        problem = f"{there} does not support hard links, which table commits and snapshots need"
         os.link(file, link)
     except OSError as error:
         return [f"{problem} ({error.strerror}): choose another {option}"]

@@ -130,7 +130,7 @@ def require_known(tables: ReportTables) -> None:
     topics = sorted({topic for _, topic, _ in lanes})
     for kind, name, known in (("group", scope.group, groups), ("topic", scope.topic, topics)):
         if name is not None and name not in known:
-            message = f"the tables know no {kind} {name}; they know {_listed(known)}"
+            message = f"the tables have no {kind} {name}, only {_listed(known)}"
             raise Invalid(message, subject=name)
     lane = scope.lane
     if lane is None or (lane.group, lane.topic, lane.queue_id) in lanes:

@@ -65,10 +65,10 @@ def test_what_is_no_packed_environment_is_refused_with_the_command_that_makes_on
     other = tmp_path / "other.zip"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("facts.json", json.dumps({}))
-    with pytest.raises(Invalid, match=r"is no packed environment .*popstream package --out"):
+    with pytest.raises(Invalid, match=r"is not a packed environment .*popstream package --out"):
         read_facts(other)
     other.write_text("text")
-    with pytest.raises(Invalid, match="is no packed environment"):
+    with pytest.raises(Invalid, match="is not a packed environment"):
         read_facts(other)
 
 
@@ -76,7 +76,7 @@ def test_a_wheel_of_another_project_and_a_folder_without_one_are_refused(tmp_pat
     other = tmp_path / "other-1.0-py3-none-any.whl"
     other.touch()
     wheels = ROOT / "var" / "wheels"
-    with pytest.raises(Invalid, match="is no wheel of popstream"):
+    with pytest.raises(Invalid, match="is not a wheel of popstream"):
         pack(tmp_path / "environment.zip", wheels=wheels, own=other)
     with pytest.raises(Invalid, match="name that wheel with --wheel"):
         pack(tmp_path / "environment.zip", wheels=wheels, own=tmp_path)

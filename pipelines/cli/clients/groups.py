@@ -76,12 +76,12 @@ def run_reset(
     """Let the group continue elsewhere: at the start or the end of each queue, or at an offset of one queue.
 
     Raises:
-        Invalid: The group has no lane there, or `to` is no place.
+        Invalid: The group has no lane there, or `to` is not a place.
         Refused: The job refuses an operation.
         Unavailable: No job runs, or it does not answer.
     """
     if to not in PLACES and not to.isdigit():
-        message = f"{to!r} is no place: earliest, latest, or a queue offset"
+        message = f"{to!r} is not a place: use earliest, latest, or a queue offset"
         raise Invalid(message, subject=topic)
     if to.isdigit() and queue_id is None:
         message = f"name the queue with --queue: {to} is an offset of one queue"

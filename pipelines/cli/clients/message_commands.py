@@ -46,7 +46,7 @@ def ops(
 
     if example is not None:
         if example not in {*EXAMPLES, "all"}:
-            message = f"there is no type {example!r}, only {', '.join(EXAMPLES)}"
+            message = f"unknown type {example!r}: use one of {', '.join(EXAMPLES)}"
             raise typer.BadParameter(message, param_hint="--example")
         print("\n".join(example_lines(example)))
         return

@@ -132,7 +132,7 @@ def _explained(error: msgspec.ValidationError, fields: object) -> str:
     if kind is None:
         return f"{error}; an operation is a JSON object with `type`, `topic` and `queue_id`"
     if not isinstance(kind, str) or kind not in COMMAND_TYPES:
-        return f"there is no type {kind!r}, only {', '.join(COMMAND_TYPES)}"
+        return f"unknown type {kind!r}: use one of {', '.join(COMMAND_TYPES)}"
     return f"{error}; `popstream ops --example {kind}` shows a valid one"
 
 

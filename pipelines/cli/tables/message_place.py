@@ -35,7 +35,7 @@ def parsed_place(text: str) -> Place:
     plain = [number.replace(",", "") for number in numbers]
     is_number = all(number.isascii() and number.isdecimal() and int(number) <= OFFSET_MAX for number in plain)
     if not topic or len(plain) > 2 or not is_number:
-        message = f"{text!r} is no place: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
+        message = f"{text!r} is not a place: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
         raise Invalid(message)
     return Place(topic, *map(int, plain))
 
@@ -57,7 +57,7 @@ def parsed_message(text: str) -> tuple[str, int, int]:
     """Return topic, queue and offset of a message. Raises Invalid if the text names something else."""
     place = parsed_place(text)
     if place.queue_id is None or place.queue_offset is None:
-        message = f"{text!r} is no message: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
+        message = f"{text!r} is not a message: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
         raise Invalid(message)
     return place.topic, place.queue_id, place.queue_offset
 
@@ -73,7 +73,7 @@ def parsed_record(text: str) -> tuple[int, int]:
     """
     numbers = text.replace(",", "").split("/")
     if len(numbers) != 2 or not all(each.isascii() and each.isdecimal() for each in numbers):
-        message = f"{text!r} is no record: write PARTITION/OFFSET, as in 3/17"
+        message = f"{text!r} is not a record: write PARTITION/OFFSET, as in 3/17"
         raise Invalid(message)
     return int(numbers[0]), min(int(numbers[1]), OFFSET_MAX)
 

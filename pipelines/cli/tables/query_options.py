@@ -65,7 +65,7 @@ def versions_by_table(options: list[str]) -> dict[str, int]:
     for option in options:
         table, _, number = option.rpartition("=")
         if not number.isdecimal():
-            message = f"{option!r} is no version: write a number, or TABLE=NUMBER"
+            message = f"{option!r} is not a version: write a number, or TABLE=NUMBER"
             raise Invalid(message)
         versions[table] = int(number)
     return versions

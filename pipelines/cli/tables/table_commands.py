@@ -113,7 +113,7 @@ def why(
     if unused := [
         name for name, given in (("--group", group), ("--message-id", message_id), ("--plot", plot)) if given
     ]:
-        message = f"--lane takes no {unused[0]}"
+        message = f"{unused[0]} cannot be used with --lane"
         raise Invalid(message)
     from pipelines.cli.tables.why_lane import run_why_lane
 

@@ -95,7 +95,7 @@ def _written_by_task(found: Iterable[tuple[Table, pa.Table]], folder: Path) -> d
 def _require_table(path: Path) -> None:
     """Refuse to make a folder beside the one that the nodes are to share."""
     if not (path / "_delta_log").is_dir():
-        message = f"{path} is no table on the node {platform.node()}: every node must have the same folder there"
+        message = f"{path} is not a table on the node {platform.node()}: every node must have the same folder there"
         raise Unavailable(message, subject=path.name)
 
 

@@ -137,7 +137,7 @@ def test_without_the_token_one_line_says_what_to_do(site: Site) -> None:
     for arguments in (["status"], ["queue", "orders"], ["group", "list"], ["dead", "list"]):
         done = site.run(*arguments, token=False)
         assert (done.returncode, done.stdout) == (2, ""), arguments
-        wanted = "this takes a token: Authorization: Bearer ...; --api-token-file names the file with the token"
+        wanted = "a token is required: Authorization: Bearer ...; --api-token-file names the file with the token"
         assert done.stderr == f"popstream: {site.url}: {wanted}\n"
 
 

@@ -91,7 +91,7 @@ def test_an_extended_copy_is_used_and_left_alone(delta: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: (folder / "great_expectations.yml").unlink(), "is no context of Great Expectations"),
+        (lambda folder: (folder / "great_expectations.yml").unlink(), "is not a context of Great Expectations"),
         (lambda folder: (folder / "checkpoints/popstream.json").unlink(), "cannot be used"),
         (lambda folder: (folder / "great_expectations.yml").write_text("config_version: 4\n"), "cannot be used"),
     ],

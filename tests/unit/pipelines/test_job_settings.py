@@ -33,14 +33,13 @@ def refusal(tmp_path: Path, **settings: Any) -> str:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "job.example"])  # noqa: S104 - refused
 def test_an_api_for_other_machines_takes_a_token(tmp_path: Path, host: str) -> None:
     assert refusal(tmp_path, api_port=1, api_host=host) == (
-        f"api_host {host} is reached from other machines, for which the API takes a token: set api_token_file or"
-        " api_token"
+        f"api_host {host} can be reached from other machines, which requires a token: set api_token_file or api_token"
     )
 
 
 def test_ports_and_tables_that_cannot_be_as_asked(tmp_path: Path) -> None:
     assert "api_port and metrics_port are both 9464" in refusal(tmp_path, api_port=9464, metrics_port=9464)
-    assert "takes a folder of their own for the tables" in refusal(tmp_path, tables_group_readable=True)
+    assert "tables_group_readable needs `tables`" in refusal(tmp_path, tables_group_readable=True)
 
 
 def test_the_token_is_in_a_file_or_a_setting(tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_the_token_is_in_a_file_or_a_setting(tmp_path: Path) -> None:
         ({"api_token": SECRET, "api_token_file": "token"}, "both given"),
         ({"api_token_file": "nowhere"}, "api_token_file nowhere cannot be read: No such file"),
         ({"api_token_file": "empty"}, "16 or more"),
-        ({"api_token_file": "binary"}, "it is no text"),
+        ({"api_token_file": "binary"}, "it is not UTF-8 text"),
     ],
 )
 def test_a_token_that_cannot_be_one(
@@ -98,4 +97,4 @@ def test_replaced_tables_stay_on_the_disk_of_the_tables(tmp_path: Path) -> None:
 def test_a_job_writes_its_tables_to_no_url() -> None:
     with pytest.raises(Invalid) as raised:
         load_settings(None, tables="s3://bucket/tables")
-    assert "a job writes its tables to a folder" in str(raised.value)
+    assert "tables: Value error, must be a folder, not a URL" in str(raised.value)

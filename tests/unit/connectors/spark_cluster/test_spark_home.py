@@ -36,5 +36,5 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(Invalid, match=rf"has Spark 3\.5\.1: this job needs {version('pyspark')}"):
         chosen_spark_home()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "nowhere"))
-    with pytest.raises(Invalid, match="is no Spark"):
+    with pytest.raises(Invalid, match="does not contain Spark"):
         chosen_spark_home()

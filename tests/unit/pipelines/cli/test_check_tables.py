@@ -67,7 +67,7 @@ def test_the_next_daily_check_judges_what_has_changed(folder: Path) -> None:
     [
         (("--table", "nope"), "there are no expectations of a table nope"),
         (("--webhook", "ftp://example"), "a webhook is an http or https URL, and 'ftp://example' is none"),
-        (("--context", "nowhere"), "nowhere is no context of Great Expectations"),
+        (("--context", "nowhere"), "nowhere is not a context of Great Expectations"),
         (("--since", "yesterday"), "'yesterday' is not a time"),
     ],
 )

@@ -113,7 +113,7 @@ def test_each_command_has_help(command: str) -> None:
         (("up", "--settings", "missing.toml"), "there is no settings file missing.toml"),
         (("consume", "orders"), "Missing option"),
         (("consume", "orders", "--group", "g", "--invisible-time", "30"), "'30' is not a duration"),
-        (("ops", "--example", "pap"), "there is no type 'pap', only declare, policy"),
+        (("ops", "--example", "pap"), "unknown type 'pap': use one of declare, policy"),
         (("query", "drop table operations"), "only queries are run here"),
         (("query", "select 1"), "there are no tables in var/job/delta"),
         (("query", "select 1", "--at", "99999999999999999"), "is not a time of the years 1 to 9999"),
@@ -137,12 +137,12 @@ def test_wrong_options_are_refused_in_clear_words(arguments: tuple[str, ...], wo
     [
         ("", "no operation is given"),
         ("{nope", "line 1 is not JSON"),
-        ('{"type":"pap"}', "operation 1: there is no type 'pap', only declare, policy"),
-        ('{"type":[]}', "operation 1: there is no type [], only declare, policy"),
+        ('{"type":"pap"}', "operation 1: unknown type 'pap': use one of declare, policy"),
+        ('{"type":[]}', "operation 1: unknown type []: use one of declare, policy"),
         ("[1]", "operation 1: "),
         (POP.replace('"group":"g",', ""), "missing required field `group`; `popstream ops --example pop` shows"),
         (POP.replace("orders", "o").replace("}", ',"x":1}'), "unknown field `x`"),
-        (f"{POP}\n{POP.replace('pop', 'pap')}", "operation 2: there is no type 'pap'"),
+        (f"{POP}\n{POP.replace('pop', 'pap')}", "operation 2: unknown type 'pap'"),
     ],
 )
 def test_invalid_operations_are_refused_before_anything_is_sent(text: str, words: str) -> None:
@@ -393,8 +393,8 @@ def test_a_variable_that_means_nothing_is_refused_and_named(monkeypatch: pytest.
         load_settings(None)
     assert caught.value.details[0].startswith("metrics_port (from POPSTREAM_METRICS_PORT): ")
     assert caught.value.details[1:] == (
-        "there is no variable POPSTREAM_KILLS; docs/settings.md lists all",
-        "there is no variable POPSTREAM_OPS_PARTITION, but POPSTREAM_OPS_PARTITIONS",
+        "unknown variable POPSTREAM_KILLS: docs/settings.md lists all",
+        "unknown variable POPSTREAM_OPS_PARTITION: did you mean POPSTREAM_OPS_PARTITIONS?",
     )
 
 
@@ -459,7 +459,7 @@ def test_preflight_needs_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Invalid) as caught:
         start()
     assert str(caught.value) == (
-        f"{disks[option]} takes no hard links, by which tables are committed and snapshots taken"
+        f"{disks[option]} does not support hard links, which table commits and snapshots need"
         f" ({os.strerror(reason)}): choose another {option}"
     )
     assert [file for disk in disks.values() for file in disk.iterdir()] == []

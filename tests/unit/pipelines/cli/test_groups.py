@@ -100,7 +100,7 @@ def test_a_group_is_reset_in_the_queues_that_it_has_popped(
     [
         ("biling", "latest", None, "has never popped orders; `popstream group list"),
         ("audit", "latest", 1, "has never popped orders/1"),
-        ("billing", "sooner", None, "no place: earliest, latest, or a queue offset"),
+        ("billing", "sooner", None, "not a place: use earliest, latest, or a queue offset"),
         ("billing", "7", None, "name the queue with --queue"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_query_reads_a_table_as_it_was(folder: Path, options: tuple[str, ...],
     [
         (("SELECT 1 FROM deliveries, rejected", "--version", "1"), "each table has versions of its own"),
         (("FROM deliveries", "--version", "rejected=1"), "the query reads no table rejected"),
-        (("FROM deliveries", "--version", "new"), "'new' is no version: write a number, or TABLE=NUMBER"),
+        (("FROM deliveries", "--version", "new"), "'new' is not a version: write a number, or TABLE=NUMBER"),
         (("FROM deliveries", "--version", "3"), "deliveries has no version 3: its newest is 2"),
         (("FROM deliveries", "--at", "2001-01-01"), "deliveries did not exist at 2001-01-01"),
         (("FROM deliveries", "--at", "then"), "'then' is not a time"),

@@ -222,5 +222,5 @@ def test_settings_without_effect_are_named_and_tables_that_would_be_elsewhere_ar
 def test_package_says_what_it_lacks(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["package", "--wheel", str(tmp_path / "other-1.0-py3-none-any.whl")])
     assert refused.exit_code == 2
-    assert "is no wheel of popstream" in refused.stderr
+    assert "is not a wheel of popstream" in refused.stderr
     assert not Path("popstream-environment.zip").exists()

@@ -309,7 +309,7 @@ def test_no_exporter_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variables", "why"),
     [
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "needs OpenTelemetry's exporter zipkin, which is not installed: install"),
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "http/json is no protocol of OpenTelemetry's exporter here"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OpenTelemetry's exporter does not support http/json here"),
         ({"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "as the variables OTEL_... say: max_"),
     ],
 )
