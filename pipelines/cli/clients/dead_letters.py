@@ -112,13 +112,13 @@ def run_purge(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Purge letters, after a question.
+    """Purge letters, after a confirmation.
 
     Raises:
         Invalid: Nobody can be asked, the prefix has no dead letters, or Kafka does not allow it.
         Fenced: Another redrive or purge has begun.
         Unavailable: Kafka does not answer.
-        typer.Exit: It was not meant.
+        typer.Exit: It was not confirmed.
     """
     progress = _Progress("purged")
     with _opened(target) as dead_letters, progress:
@@ -131,7 +131,7 @@ def run_purge(
                 _say_kept(dead_letters, also_handled)
             return
         if not yes:
-            _require_meant(planned, erase=erase)
+            _confirm_purge(planned, erase=erase)
         # Those that the question was about, and no others that have come since.
         asked = LetterSelection(places=frozenset(planned.places.values()))
         report = dead_letters.purge(asked, comment=comment, on_progress=progress.report)
@@ -191,13 +191,13 @@ def _opened(target: Target) -> DeadLetters:
     return DeadLetters(**target.client_options("dead"))
 
 
-def _require_meant(planned: LettersReport, *, erase: bool) -> None:
-    aside = f"{counted(planned.letters, 'dead letter')} will be put aside without being sent"
-    text = f"{aside}, and what is handled will be deleted from Kafka" if erase else aside
+def _confirm_purge(planned: LettersReport, *, erase: bool) -> None:
+    marked = f"{counted(planned.letters, 'dead letter')} will be marked as handled, not sent"
+    text = f"{marked}; what is handled will be deleted from Kafka" if erase else marked
     if not sys.stdin.isatty():
-        message = f"{text}: --yes says that this is meant"
+        message = f"{text}: pass --yes to confirm"
         raise Invalid(message)
-    if not typer.confirm(f"{text}. Go on?", err=True):
+    if not typer.confirm(f"{text}. Continue?", err=True):
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 

@@ -25,7 +25,7 @@ from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Command, ForgetLane, ResetOffset
 from popstream.wire.reason import Reason
 
-__all__ = ["queues_of", "require_meant", "run_forget", "run_list", "run_reset", "send_all"]
+__all__ = ["confirm_new_group", "queues_of", "run_forget", "run_list", "run_reset", "send_all"]
 
 ALL_LANES = 1_000_000
 PLACES: dict[str, Callable[[QueueView], int]] = {
@@ -144,20 +144,20 @@ def _groups_in(queues: Iterable[QueueView]) -> list[GroupView]:
     ]
 
 
-def require_meant(target: Target, topic: str, group: str) -> None:
+def confirm_new_group(target: Target, topic: str, group: str) -> None:
     """Ask, or warn where nobody can answer, before a group begins at a topic: its lanes stay, and lag if it is a typo.
 
     Warns where that cannot be known: the job does not run on this machine, or does not answer.
 
     Raises:
-        typer.Exit: It was not meant.
+        typer.Exit: It was not confirmed.
     """
     try:
         queues = None if target.job is None else queues_of(target.job, group, topic)
     except Unavailable:
         queues = None
     if queues is None:
-        say(f"it is not known here whether the group {group} is new to {topic}; --new-group says that it may be")
+        say(f"cannot tell whether group {group} is new to {topic}; --new-group skips this check")
         return
     if queues:
         return
@@ -166,8 +166,8 @@ def require_meant(target: Target, topic: str, group: str) -> None:
         f"the group {group} has never popped {topic}: it begins there, and stays until `{command}`"
     )
     if not sys.stdin.isatty():
-        say(f"{text}; --new-group says that this is meant")
-    elif not typer.confirm(f"{text}. Go on?", err=True):
+        say(f"{text}; pass --new-group to confirm")
+    elif not typer.confirm(f"{text}. Continue?", err=True):
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 

@@ -123,14 +123,14 @@ def consume(
     The first pop of a group makes a lane in each queue, which remains: on a
     terminal the command asks first, elsewhere it warns.
     """
-    from pipelines.cli.clients.groups import require_meant
+    from pipelines.cli.clients.groups import confirm_new_group
     from pipelines.cli.clients.send_and_consume import require_topic, run_consume
     from pipelines.cli.target import find_target
 
     found = find_target(target)
     require_topic(found, topic)
     if not new_group:
-        require_meant(found, topic, group)
+        confirm_new_group(found, topic, group)
     run_consume(
         found,
         topic,

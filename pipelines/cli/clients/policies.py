@@ -9,7 +9,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from pipelines.cli.clients.groups import queues_of, require_meant, send_all
+from pipelines.cli.clients.groups import confirm_new_group, queues_of, send_all
 from pipelines.cli.exits import say
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.target import JobPlace, Target, end_without_job, require_left_alone, require_running_job, running_job
@@ -67,7 +67,7 @@ def run_policy(
         place: Where the job is.
         group: The consumer group; None: the policy of the queues.
         topics: The topics.
-        is_new: It is meant that the group has never popped one of them.
+        is_new: Do not ask or warn if the group has never popped one of them.
         admin_key_file: The admin key, for a job that has any.
         **rules: Fields of `Policy`.
 
@@ -75,7 +75,7 @@ def run_policy(
         Invalid: The job does not know a topic, or the file of the key is wrong.
         Refused: The job refuses an operation.
         Unavailable: No job runs, or it does not answer.
-        typer.Exit: A group that is new to a topic was not meant.
+        typer.Exit: A group that is new to a topic was not confirmed.
     """
     job = require_running_job(place, "change policies")
     commands: list[Command] = []
@@ -85,7 +85,7 @@ def run_policy(
             message = f"the job has no queue of {topic}"
             raise Invalid(message, subject=topic)
         if group is not None and not is_new:
-            require_meant(Target(job.connection, job.prefix, job=job), topic, group)
+            confirm_new_group(Target(job.connection, job.prefix, job=job), topic, group)
         commands += [Policy(v=1, topic=topic, queue_id=queue.queue_id, group=group, **rules) for queue in queues]
     send_all(job, commands, admin_key_file)
     whose = "the policy" if group is None else f"the policy of {group}"

@@ -123,7 +123,7 @@ def test_killed_on_a_topic_that_the_job_does_not_build_it_goes_on_and_holds_nobo
 def test_what_is_purged_is_put_aside_and_erased(up: Up) -> None:
     give_up(up, "orders-stale", 2)
     refused = run(up, "dead", "purge", "--topic", "orders-stale")
-    assert (refused.returncode, "--yes says that this is meant" in refused.stderr) == (2, True)
+    assert (refused.returncode, "pass --yes to confirm" in refused.stderr) == (2, True)
     assert len(letters(up, "--topic", "orders-stale")) == 2
     done = run(up, "dead", "purge", "--topic", "orders-stale", "--yes", "--erase")
     assert done.returncode == 0

@@ -167,7 +167,7 @@ def test_nothing_is_purged_that_was_not_meant(
     job: MemoryJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a terminal nobody can be asked; on one, the answer counts."""
-    with pytest.raises(Invalid, match=r"3 dead letters will be put aside .* --yes"):
+    with pytest.raises(Invalid, match=r"3 dead letters will be marked as handled, not sent: pass --yes"):
         purge()
     purge(dry_run=True)
     assert "3 dead letters would be purged" in capsys.readouterr().err

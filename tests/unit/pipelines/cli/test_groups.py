@@ -151,15 +151,15 @@ def test_without_a_job_groups_can_be_listed_only(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("job")
 def test_a_script_is_warned_before_a_group_begins(capsys: pytest.CaptureFixture[str]) -> None:
     target = Target(KafkaConnection("kafka:9092"), "p", job=JOB)
-    groups.require_meant(target, "orders", "billing")
+    groups.confirm_new_group(target, "orders", "billing")
     assert capsys.readouterr().err == ""
-    groups.require_meant(target, "orders", "biling")
+    groups.confirm_new_group(target, "orders", "biling")
     said = capsys.readouterr().err
     assert "the group biling has never popped orders" in said
     assert "`popstream group forget biling orders" in said
-    assert "--new-group" in said
-    groups.require_meant(Target(KafkaConnection("elsewhere:9092"), "p"), "orders", "biling")
-    assert "not known here whether the group biling is new to orders" in capsys.readouterr().err
+    assert "pass --new-group to confirm" in said
+    groups.confirm_new_group(Target(KafkaConnection("elsewhere:9092"), "p"), "orders", "biling")
+    assert "cannot tell whether group biling is new to orders; --new-group" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("job")
@@ -177,10 +177,10 @@ def test_on_a_terminal_the_user_is_asked_before_a_group_begins(
     monkeypatch.setattr("typer.confirm", confirm)
     target = Target(KafkaConnection("kafka:9092"), "p", job=JOB)
     if answer:
-        groups.require_meant(target, "orders", "biling")
+        groups.confirm_new_group(target, "orders", "biling")
     else:
         with pytest.raises(typer.Exit):
-            groups.require_meant(target, "orders", "biling")
+            groups.confirm_new_group(target, "orders", "biling")
     assert len(asked) == 1
 
 
@@ -191,8 +191,8 @@ def test_a_job_that_does_not_say_which_groups_it_has_stops_nobody(
         raise Unavailable("busy")
 
     monkeypatch.setattr(groups, "queues_of", no_answer)
-    groups.require_meant(Target(KafkaConnection("kafka:9092"), "p", job=JOB), "orders", "biling")
-    assert "not known here" in capsys.readouterr().err
+    groups.confirm_new_group(Target(KafkaConnection("kafka:9092"), "p", job=JOB), "orders", "biling")
+    assert "cannot tell whether" in capsys.readouterr().err
 
 
 def policies_in(job: MemoryJob) -> list[Policy]:
