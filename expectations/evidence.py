@@ -149,7 +149,7 @@ class Evidence:
         log: The ops topic; None: it is not asked.
         job: What the job counts; None: likewise.
         now_ms: The present time.
-        late_after_ms: The age from which on a record must have its rows.
+        late_after_ms: Records older than this must have their rows.
     """
 
     log: OpsLog | None = None

@@ -62,7 +62,8 @@ def up(
     take_over: Annotated[  # noqa: FBT002 - a flag
         bool,
         typer.Option(
-            "--take-over", help="take the prefix from its owner, which stops; only its own folder has its state"
+            "--take-over",
+            help="take over the prefix from its current owner, which then stops; its state stays in its folder",
         ),
     ] = False,
     settings: SettingsFile = None,

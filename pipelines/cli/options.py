@@ -187,7 +187,7 @@ class JobOptions(FolderOptions):
 
     def place(self, **options: Any) -> "JobPlace":  # noqa: ANN401 - as the settings are
         """Return where the job is. Raises Invalid."""
-        from pipelines.cli.target import place_of  # noqa: PLC0415 - the help needs it not
+        from pipelines.cli.target import place_of  # noqa: PLC0415 - the help does not need it
 
         return place_of(self.load(api_token_file=self.api_token_file, **options), self.api)
 
@@ -331,7 +331,7 @@ class PolicyOptions:
         if not given:
             return None
         if "max_attempts" not in given:
-            message = "say --max-attempts, too: a policy replaces the one before as a whole"
+            message = "give --max-attempts as well: a new policy replaces the old one entirely"
             raise typer.BadParameter(message)
         if "back_off" in given:
             given["back_off_ms"] = durations_ms(given.pop("back_off"))

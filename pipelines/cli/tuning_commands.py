@@ -31,7 +31,9 @@ def what_if(
             metavar="DURATION,...", help="time after the first, second, ... failed delivery, of which the last repeats"
         ),
     ] = None,
-    order: Annotated[bool | None, typer.Option("--order/--no-order", help="pops are orderly, or none is")] = None,
+    order: Annotated[
+        bool | None, typer.Option("--order/--no-order", help="treat every pop as orderly, or none")
+    ] = None,
     in_flight_max: Annotated[
         int | None, typer.Option(help="leased messages of a queue; 0: no limit", min=0, max=IN_FLIGHT_MAX)
     ] = None,
@@ -44,13 +46,15 @@ def what_if(
         typer.Option(
             "--from",
             metavar="TIME|DURATION",
-            help="begin of the range: ISO 8601 (UTC if it names no zone), ms since 1970, or as in 2h; by default the"
+            help="start of the range: ISO 8601 (UTC if it names no zone), ms since 1970, or as in 2h; by default the"
             " start of the log, or the oldest snapshot from which it is complete",
         ),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(metavar="TIME|DURATION", help="end of the range, likewise; by default the end of the log"),
+        typer.Option(
+            metavar="TIME|DURATION", help="end of the range, in the same form as --from; by default the end of the log"
+        ),
     ] = None,
     work: Annotated[
         Path | None,
@@ -65,8 +69,8 @@ def what_if(
 
     popstream what-if billing --invisible-time 60s --from 2h: how many fewer
     redeliveries, dead letters and lost acks there would have been, and where
-    the group would be. What is not named is as it was. Works while the job is
-    running, and changes nothing. What it takes for granted is printed, too.
+    the group would be. Settings not given stay as they were. The assumptions
+    are printed, too. Works while the job is running, and changes nothing.
     """
     from pipelines.cli.tuning.replay_log import run_what_if
     from pipelines.tuning.other_settings import OtherSettings

@@ -46,7 +46,7 @@ class RecordedQueue:
     Args:
         topic: Its topic.
         queue_id: Its number.
-        commit_offsets: By group, those at the begin of the range.
+        commit_offsets: By group, those at the start of the range.
     """
 
     def __init__(self, topic: str, queue_id: int, commit_offsets: dict[str, int]) -> None:

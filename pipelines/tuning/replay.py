@@ -78,7 +78,7 @@ class QueueReplay:
     """Decides one queue again.
 
     Args:
-        overlay: The state at the begin of the range.
+        overlay: The state at the start of the range.
         recorded: The queue as recorded.
         settings: What is different.
         end_ms: The end of the range, by the clock of the log.

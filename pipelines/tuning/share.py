@@ -1,7 +1,7 @@
 """The partitions of one process: each is decided as it was, taken apart, and decided once more with other settings.
 
 The state of a queue follows from the records of the queue alone, which are in one partition. So each partition is done
-by itself, in two stores that are equal at the begin of the range, and its memory is given up before the next.
+by itself, in two stores that are equal at the start of the range, and its memory is given up before the next.
 """
 
 import itertools

@@ -69,7 +69,7 @@ class LaneTally:
     """Counts the rows of one lane, record by record: `leased`, `answered` and `ended`, then `settle`.
 
     Args:
-        commit_offset: Of the lane at the begin of the range; None: the lane begins within it.
+        commit_offset: Of the lane at the start of the range; None: the lane begins within it.
     """
 
     __slots__ = ("_blocked_since_ms", "_commit_offset", "_failed_ms", "_moved_ms", "_waiting", "numbers", "outcome")
@@ -171,7 +171,7 @@ class QueueTally:
     """The tallies of the lanes of a queue.
 
     Args:
-        commit_offsets: By group, those at the begin of the range.
+        commit_offsets: By group, those at the start of the range.
 
     Attributes:
         lanes: By group.

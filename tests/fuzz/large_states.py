@@ -83,7 +83,7 @@ class Shape(NamedTuple):
     run_offsets: int = 1
     """Length of each run of deliveries that are not acked."""
     run_distance: int = 64
-    """From the begin of one run to that of the next."""
+    """From the beginning of one run to that of the next."""
     state: int = DeliveryState.LEASED
     holes: str = ""
     """Of the offsets beyond `handed_out`: none, "all", "every other", "every 64th" or "all but one in 64 segments"."""

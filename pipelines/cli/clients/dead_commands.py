@@ -25,7 +25,7 @@ Letters = Annotated[
     list[str] | None,
     typer.Argument(help="only these letters, as `dead list` names them, such as 2/17", metavar="LETTER..."),
 ]
-LetterLimit = Annotated[int, typer.Option(help="the oldest of them only; 0: all", min=0)]
+LetterLimit = Annotated[int, typer.Option(metavar="N", help="handle only the oldest N; 0: all", min=0)]
 Comment = Annotated[str, typer.Option(help="why, to be recorded with each letter", metavar="TEXT")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")]
 
@@ -35,7 +35,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done,
 def list_letters(
     *,
     letters: LetterOptions,
-    limit: Annotated[int, typer.Option(help="show the oldest of them only; 0: all", min=0)] = 100,
+    limit: Annotated[int, typer.Option(metavar="N", help="show only the oldest N; 0: all", min=0)] = 100,
     handled: Annotated[
         bool, typer.Option("--all", help="also those that were redriven or purged, and when, how and by whom")
     ] = False,

@@ -110,10 +110,10 @@ def reset(
     *,
     job: JobOptions,
 ) -> None:
-    """Let a group continue at another offset of a topic.
+    """Move a group to another offset of a topic.
 
-    Its leases there end: acks of messages that it has got before are
-    refused, and the messages from that offset on are delivered again.
+    Its leases there end: acks of messages it received earlier are refused,
+    and the messages from that offset on are delivered again.
     """
     from pipelines.cli.clients.groups import run_reset
 

@@ -150,7 +150,7 @@ def perf(
     size: Annotated[int, typer.Option(help="bytes of a value", min=VALUE_BYTES_MIN, max=1_000_000)] = 100,
     rate: Annotated[
         float,
-        typer.Option(help="messages sent in a second while workers consume; 0: all first, as fast as it goes", min=0),
+        typer.Option(help="messages sent in a second while workers consume; 0: all first, as fast as possible", min=0),
     ] = 0.0,
     topic: Annotated[
         str | None, typer.Option(help="message topic; by default a new one, deleted at the end", show_default=False)
@@ -173,7 +173,7 @@ def perf(
     invisible_time: InvisibleTime = A_MINUTE,
     timeout: Annotated[
         Duration,
-        duration_option("give up when nothing moves for this time"),
+        duration_option("give up after this long without progress"),
     ] = A_MINUTE,
     keep: Annotated[bool, typer.Option("--keep", help="leave the topic and the lanes of the groups")] = False,  # noqa: FBT002
     *,

@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", type=Path, help="settings file, as for `popstream up`")
     parser.add_argument("--checkpoint", required=True, help="path or URL of the state; all nodes must reach it")
     parser.add_argument("--tables", help="path or URL of the Delta tables; default: `tables` in that of the state")
-    parser.add_argument("--take-over", action="store_true", help="take the prefix from a job that owns it")
+    parser.add_argument("--take-over", action="store_true", help="take over the prefix from its current owner")
     for option in ("environment", "python", "var"):
         parser.add_argument(f"--{option}", help="that of `popstream submit`, for the commands that messages name")
     return parser

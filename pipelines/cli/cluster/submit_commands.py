@@ -72,7 +72,7 @@ def submit(
         ),
     ] = None,
     take_over: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--take-over", help="take the prefix from its owner, which stops")
+        bool, typer.Option("--take-over", help="take over the prefix from its current owner, which then stops")
     ] = False,
     only_print: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--print", help="print the line for a shell that submits the job, and end")

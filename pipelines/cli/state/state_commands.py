@@ -71,7 +71,9 @@ def queue(
     message: Annotated[int | None, typer.Option(help="show the unit with this message offset", min=0)] = None,
     time: Annotated[
         str | None,
-        typer.Option(metavar="MOMENT", help="show the first unit at or after this time, and the last one until it"),
+        typer.Option(
+            metavar="MOMENT", help="show the first unit at or after this time, and the last one at or before it"
+        ),
     ] = None,
     key: Annotated[
         str | None,
@@ -80,7 +82,9 @@ def queue(
             " ids of plain records are not indexed"
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="units with a key, and runs of holes, at most", min=1, max=1000)] = 10,
+    limit: Annotated[
+        int, typer.Option(help="maximum number of units (with --key) and of runs of holes", min=1, max=1000)
+    ] = 10,
     rebuild_from: Annotated[
         int | None, typer.Option(metavar="OFFSET", help="forget --queue from this offset on, and read it again", min=0)
     ] = None,

@@ -46,7 +46,7 @@ class CheckOptions:
         since: What is judged: `last`, or a time as options take it; None: all rows.
         context: Folder with a file context of Great Expectations; None: ours.
         data_docs: Folder for Data Docs.
-        late_after_ms: The age from which on a record of the ops topic must have its rows.
+        late_after_ms: Records of the ops topic older than this must have their rows.
         on_failure: Command that is run when an expectation does not hold.
         webhook: URL that is called then.
     """

@@ -31,7 +31,7 @@ DEFAULT_DATA_DOCS = Path("var/data_docs")
 @takes_options(job=TableOptions)
 def query(
     sql: Annotated[str, typer.Argument(help="one SELECT, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN statement")],
-    max_rows: Annotated[int, typer.Option(help="rows printed at most; 0: all", min=0)] = 1000,
+    max_rows: Annotated[int, typer.Option(help="maximum number of rows to print; 0: all", min=0)] = 1000,
     vertical: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--vertical", help="print a line per value; default when columns do not fit")
     ] = False,
@@ -39,7 +39,7 @@ def query(
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="write all rows to a new file instead")] = None,
     version: Annotated[
         list[str] | None,
-        typer.Option(metavar="[TABLE=]N", help="read this version of a table; several: an option for each"),
+        typer.Option(metavar="[TABLE=]N", help="read this version of a table; repeat for several tables"),
     ] = None,
     at: Annotated[
         str | None, typer.Option(metavar="MOMENT", help="read the tables as they were then, as in 2030-01-31T12:00Z")
@@ -83,18 +83,18 @@ def why(
     place: Annotated[
         str, typer.Argument(metavar="PLACE", help="TOPIC/QUEUE/OFFSET of a message; TOPIC/QUEUE with --lane")
     ],
-    group: Annotated[str | None, typer.Option(help="only what this group had to do with the message")] = None,
+    group: Annotated[str | None, typer.Option(help="show only what this group did with the message")] = None,
     message_id: Annotated[
         str | None,
         typer.Option(metavar="ID", help="the message with this id inside a unit; PLACE is its TOPIC, or TOPIC/QUEUE"),
     ] = None,
-    lane: Annotated[str | None, typer.Option(metavar="GROUP", help="tell what holds the lane of this group")] = None,
+    lane: Annotated[str | None, typer.Option(metavar="GROUP", help="show what blocks this group's lane")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the deliveries as SVG, too")] = None,
     *,
     job: StoryOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Tell the life of a message, or what holds a lane. Works while the job is running.
+    """Show the history of a message, or what blocks a lane. Works while the job is running.
 
     popstream why orders/0/17: who wrote it, who held it from when until when,
     why it was redelivered, who acked it, and which position it moved.
@@ -130,10 +130,12 @@ def report(
         str | None,
         typer.Option(
             metavar="TIME|DURATION",
-            help="begin there: ISO 8601 (UTC if it names no zone), ms since 1970, or as in 2h before now",
+            help="begin here: ISO 8601 (UTC if it names no zone), ms since 1970, or as in 2h before now",
         ),
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME|DURATION", help="end there, likewise")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME|DURATION", help="end here, in the same form as --since")
+    ] = None,
     lane: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="GROUP TOPIC/QUEUE", help="draw the last leases of this lane, too"),
@@ -204,8 +206,8 @@ def erase(
     """Erase texts of a person from the tables, also from old files. Works while the job is running.
 
     Rejected records quote what was sent, deliveries what handlers raised and why
-    messages were rejected. Of several options each has to fit. The rows stay, and
-    checks hold. Says where else such texts are. A second run finds nothing.
+    messages were rejected. Several options must all match. The rows stay, and checks
+    hold. Says where else such texts are. A second run finds nothing.
     """
     from connectors.delta.erasure import Wanted
     from pipelines.cli.tables.erase import run_erase
@@ -222,7 +224,8 @@ def erase(
 @takes_options(job=TableOptions)
 def check(
     table: Annotated[
-        list[str] | None, typer.Option(metavar="TABLE", help="only the expectations of this table; several: again")
+        list[str] | None,
+        typer.Option(metavar="TABLE", help="only the expectations of this table; repeat for several tables"),
     ] = None,
     since: Annotated[
         str | None,
@@ -238,7 +241,7 @@ def check(
     ] = None,
     late_after: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="age from which on a record of the ops topic must have its rows"),
+        typer.Option(metavar="DURATION", help="records of the ops topic older than this must have their rows"),
     ] = "10m",
     bootstrap_servers: JobServers = None,
     kafka_config: KafkaConfig = None,

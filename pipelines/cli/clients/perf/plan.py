@@ -18,7 +18,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         queues: Queues of the topic.
         messages: How many are sent; each group consumes all of them.
         message_bytes: Size of a value.
-        rate: Messages sent in a second while consumers run; 0: all are sent first, as fast as it goes.
+        rate: Messages sent in a second while consumers run; 0: all are sent first, as fast as possible.
         groups: Consumer groups.
         workers: Processes per group, each with one consumer.
         threads: Threads of a consumer that call the handler, or pop.

@@ -242,7 +242,7 @@ def test_the_policy_of_queues_has_limits_of_their_own(job: MemoryJob) -> None:
 def test_limits_without_the_number_of_attempts_are_no_policy(job: MemoryJob, command: list[str]) -> None:
     found = CliRunner().invoke(app, [*command, "orders", "--folder", "anywhere", "--pops-per-s-max", "5"])
     assert (found.exit_code, policies_in(job)) == (2, [])
-    assert "say --max-attempts, too" in " ".join(found.stderr.split())
+    assert "give --max-attempts as well" in " ".join(found.stderr.split())
 
 
 @pytest.mark.parametrize(
