@@ -13,7 +13,7 @@ __all__ = ["LaneStory", "lane_story", "lane_story_lines"]
 
 
 class LaneStory(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds a lane.
+    """What blocks a lane.
 
     Attributes:
         topic: The topic of the queue.

@@ -94,7 +94,7 @@ class EventKind(enum.StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event in the life of a message.
+    """One event in the history of a message.
 
     Attributes:
         kind: What happened.

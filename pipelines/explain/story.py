@@ -1,4 +1,4 @@
-"""The life of a message as a person would tell it: a line for each event, and the verdict."""
+"""The history of a message as a person would tell it: a line for each event, and the verdict."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, timedelta, tzinfo
@@ -46,7 +46,7 @@ class GroupStory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageStory(msgspec.Struct, frozen=True, kw_only=True):
-    """The life of a message.
+    """The history of a message.
 
     Attributes:
         topic: Its topic.
@@ -98,7 +98,7 @@ class GroupText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoryText(msgspec.Struct, frozen=True):
-    """The life of a message in sentences: what concerns all groups, and what concerns each."""
+    """The history of a message in sentences: what concerns all groups, and what concerns each."""
 
     events: list[EventText]
     groups: list[GroupText]

@@ -115,10 +115,12 @@ def endpoints_of(answers: Answers, letters: Letters) -> list[Endpoint]:
         of_job("The job, and a page of its queues with their lanes", StatusRequest, Status, ApiStatusRequest),
         of_job("A page of the limits of queues, groups and clients", PoliciesRequest, Policies, ApiPoliciesRequest),
         of_job("How far the queues of a topic are built, and single units", QueueRequest, list[ConsumeQueueView]),
-        of_job("A page of all lanes: lag, in flight, oldest message, who waits, what holds it", LanesRequest, LanePage),
+        of_job(
+            "A page of all lanes: lag, in flight, oldest message, who waits, what blocks it", LanesRequest, LanePage
+        ),
         of_job("A page of all queues, with their positions", QueuesRequest, QueuePage),
         of_job("Rates and durations of micro-batches in the last ten minutes", RatesRequest, list[RatePoint]),
-        Endpoint("GET", f"{API_ROOT}/message", "The life of a message", MessageRequest, MessageLife, lives.tell),
+        Endpoint("GET", f"{API_ROOT}/message", "The history of a message", MessageRequest, MessageLife, lives.tell),
         Endpoint("GET", f"{API_ROOT}/dead-letters", "A page of dead letters", LettersRequest, LetterPage, letters.page),
         Endpoint(
             "GET",

@@ -1,4 +1,4 @@
-"""The life of a message by the API: what `popstream why` tells, from the tables of the job."""
+"""The history of a message by the API: what `popstream why` shows, from the tables of the job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEMORY = "256MiB"
 
 
 class MessageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for the life of a message.
+    """Asks for the history of a message.
 
     Attributes:
         topic: Its topic.
@@ -42,7 +42,7 @@ class MessageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class MessageLife(msgspec.Struct, frozen=True, kw_only=True):
-    """The life of a message.
+    """The history of a message.
 
     Attributes:
         story: As `popstream why --json` prints it.
@@ -56,7 +56,7 @@ class MessageLife(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageLives:
-    """Reads lives of messages.
+    """Reads histories of messages.
 
     Args:
         tables: Returns the folder of the tables, for a message as `Answers.tables` takes it.
@@ -67,7 +67,7 @@ class MessageLives:
         self._turn = OneAtATime("messages", WAIT_S)
 
     def tell(self, request: MessageRequest, _caller: str) -> MessageLife:
-        """Return the life of a message.
+        """Return the history of a message.
 
         Raises:
             Invalid: There is no such message or group, or the tables do not go back so far.

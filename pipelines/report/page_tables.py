@@ -79,7 +79,7 @@ def slowest(report: Report, zone: tzinfo) -> Parts:
         ]
         for lease in report.slowest
     ]
-    return [title, table("popstream why TOPIC/QUEUE/OFFSET tells the life of one of them", columns, rows)]
+    return [title, table("popstream why TOPIC/QUEUE/OFFSET shows the history of one of them", columns, rows)]
 
 
 def redelivered(report: Report) -> Parts:

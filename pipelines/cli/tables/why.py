@@ -1,4 +1,4 @@
-"""`popstream why`: the life of a message."""
+"""`popstream why`: the history of a message."""
 
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -28,7 +28,7 @@ def run_why(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Tell the life of a message.
+    """Show the history of a message.
 
     Raises:
         Invalid: There is no such message or group, or the tables do not go back so far.

@@ -1,4 +1,4 @@
-"""`popstream why --lane`: what holds a lane."""
+"""`popstream why --lane`: what blocks a lane."""
 
 from pathlib import Path
 from time import time
@@ -21,7 +21,7 @@ __all__ = ["run_why_lane"]
 
 
 def run_why_lane(job: JobPlace, tables: Path, place: Place, group: str, *, as_json: bool) -> None:
-    """Tell what holds a lane, by the running job, or by the stored state.
+    """Show what blocks a lane, by the running job, or by the stored state.
 
     Raises:
         Invalid: There is no such lane.

@@ -1,4 +1,4 @@
-// Lanes: how far each is, how old its oldest message is, who waits, and what holds it, with the times that the state has.
+// Lanes: how far each is, how old its oldest message is, who waits, and what blocks it, with the times that the state has.
 
 import { get } from "./api.js";
 import { Pager, Table, badge, element } from "./dom.js";
@@ -74,5 +74,5 @@ function waits(lane) {
 function next(lane) {
   if (!lane.lag) return NONE;
   const href = `#message?${new URLSearchParams({ topic: lane.topic, queue_id: lane.queue_id, queue_offset: lane.commit_offset, group: lane.group })}`;
-  return { key: href, nodes: () => [element("a", { href, title: "the life of the message that the lane waits for" }, count(lane.commit_offset))] };
+  return { key: href, nodes: () => [element("a", { href, title: "the history of the message that the lane waits for" }, count(lane.commit_offset))] };
 }

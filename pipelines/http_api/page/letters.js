@@ -177,7 +177,7 @@ function content(letter) {
   const rows = Object.entries(facts).flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
   const headers = letter.headers.map(([name, value]) => `${name}: ${value ?? ""}`).join("\n");
   const link = `#message?${new URLSearchParams({ topic: letter.topic, queue_id: letter.queue_id, queue_offset: letter.queue_offset })}`;
-  const life = element("a", { href: link }, "the life of this message");
+  const life = element("a", { href: link }, "the history of this message");
   life.addEventListener("click", () => document.querySelector("#letter").close());
   return [
     element("dl", { class: "facts" }, ...rows),
@@ -196,7 +196,7 @@ function message(letter) {
   if (!letter.topic) return "?";
   const href = `#message?${new URLSearchParams({ topic: letter.topic, queue_id: letter.queue_id, queue_offset: letter.queue_offset, group: letter.group })}`;
   const name = `${letter.topic}/${letter.queue_id}/${letter.queue_offset}`;
-  return { key: name, nodes: () => [element("a", { href, title: "the life of this message" }, name)] };
+  return { key: name, nodes: () => [element("a", { href, title: "the history of this message" }, name)] };
 }
 
 function why(letter) {

@@ -1,4 +1,4 @@
-// The life of a message, as `popstream why` tells it.
+// The history of a message, as `popstream why` shows it.
 
 import { get } from "./api.js";
 import { badge, element, notice } from "./dom.js";

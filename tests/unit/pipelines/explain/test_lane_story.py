@@ -1,4 +1,4 @@
-"""What holds a lane, from views of lanes."""
+"""What blocks a lane, from views of lanes."""
 
 from __future__ import annotations
 
