@@ -48,7 +48,7 @@ OTHER_VARIABLES = {
 """The variables that are no settings of a job, with their meanings. No others begin with the prefix."""
 
 API_TOKEN_MIN = 16
-"""Characters of a token of the API at least."""
+"""Minimum number of characters of an API token."""
 
 
 class LogFormat(StrEnum):
@@ -92,8 +92,8 @@ class JobSettings(BaseSettings):
     tables: Path | None = Field(
         default=None,
         description=(
-            "folder of the Delta tables, also on another disk; empty: `delta` in the job's folder; on a cluster the"
-            " option `--tables` says it"
+            "folder of the Delta tables, which may be on another disk; empty: `delta` in the job's folder. On a"
+            " cluster, use `--tables`"
         ),
     )
     tables_group_readable: bool = Field(
@@ -124,8 +124,8 @@ class JobSettings(BaseSettings):
     records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         default=20_000,
         description=(
-            "records of a micro-batch at most, on a cluster for each of up to four cores; more: faster catch-up, longer"
-            " micro-batches, more memory"
+            "maximum number of records of a micro-batch, on a cluster for each of up to four cores; more: faster"
+            " catch-up, longer micro-batches, more memory"
         ),
     )
     message_topics: str | None = Field(
@@ -149,14 +149,15 @@ class JobSettings(BaseSettings):
         default=DEDUP_WINDOW_MS_DEFAULT / 1000,
         description=(
             "seconds after a message in which others of its queue with the same dedup_id are dropped; higher: later"
-            " repeats are recognised, more ids are kept; 0: none is dropped. It holds for messages read from then on"
+            " repeats are recognised, more ids are kept; 0: none is dropped. A change applies to messages read from"
+            " then on"
         ),
     )
     dedup_ids_max: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
         default=DEDUP_IDS_MAX_DEFAULT,
         description=(
-            "ids of a queue that are kept: of more within dedup_window_s the oldest are forgotten, with a warning, and"
-            " repeats of their messages are delivered; higher: more space, about 150 bytes each"
+            "maximum number of ids kept for a queue: beyond it the oldest within dedup_window_s are forgotten, with a"
+            " warning, and repeats of their messages are delivered; higher: more space, about 150 bytes each"
         ),
     )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
@@ -169,7 +170,9 @@ class JobSettings(BaseSettings):
     )
     stall_s: Annotated[float, Field(ge=0)] = Field(
         default=60.0,
-        description="seconds after which the job is not ready because records wait and nothing is decided; 0: never",
+        description=(
+            "report the job as not ready when records have waited this many seconds without a decision; 0: never"
+        ),
     )
     ticks: bool = Field(
         default=True,
@@ -185,7 +188,10 @@ class JobSettings(BaseSettings):
     )
     snapshots_keep: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=4,
-        description="newest snapshots kept; the ops topic must keep records as long as the oldest of all kept ones",
+        description=(
+            "number of newest snapshots kept; the ops topic must keep records as long as the oldest snapshot that is"
+            " kept"
+        ),
     )
     snapshots_keep_hourly: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=6,
@@ -196,7 +202,10 @@ class JobSettings(BaseSettings):
         description="days of which the last snapshot is kept; 7: as long as a created ops topic keeps records",
     )
     snapshots_keep_weekly: Annotated[int, Field(ge=0, le=1000)] = Field(
-        default=0, description="weeks of which the last snapshot is kept; 0: by default an ops topic keeps 7 days"
+        default=0,
+        description=(
+            "weeks of which the last snapshot is kept; 0 by default, because an ops topic keeps records for 7 days"
+        ),
     )
     scrub_interval_s: Annotated[float, Field(ge=0)] = Field(
         default=86_400.0,
@@ -207,7 +216,9 @@ class JobSettings(BaseSettings):
     )
     maintain_interval_s: Annotated[float, Field(ge=0)] = Field(
         default=86_400.0,
-        description="seconds between compactions of the tables, but not on a cluster; 0: only `popstream maintain`",
+        description=(
+            "seconds between compactions of the tables; without effect on a cluster; 0: only `popstream maintain`"
+        ),
     )
     rejected_heads: RejectedHeads = Field(
         default=RejectedHeads.WHOLE,
@@ -219,8 +230,8 @@ class JobSettings(BaseSettings):
     audit_retention_days: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
         description=(
-            "days by table that rows are kept, as whole dates (UTC), until maintenance deletes them, on a cluster"
-            " `popstream maintain` alone; of tables that are not named all rows are kept"
+            "by table, the days (whole dates, UTC) for which rows are kept; then maintenance deletes them, on a cluster"
+            " `popstream maintain` alone. Tables that are not named keep all rows"
         ),
     )
     handle_keys: Keys = Field(
@@ -237,7 +248,7 @@ class JobSettings(BaseSettings):
     )
     handle_keys_since: Moment | None = Field(
         default=None,
-        description="time from which on handles must be signed: when keys were first set; empty: they always must",
+        description="time from which handles must be signed: when keys were first set; empty: always",
     )
     admin_keys: Keys = Field(
         default_factory=dict,
@@ -253,21 +264,23 @@ class JobSettings(BaseSettings):
     )
     admin_keys_since: Moment | None = Field(
         default=None,
-        description="time from which on they must be signed: when keys were first set; empty: they always must",
+        description="time from which these operations must be signed: when keys were first set; empty: always",
     )
     driver_memory: str = Field(default="1g", description="heap of Spark's JVM")
     executors: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=2,
         description=(
-            "on a cluster: executors; more: more partitions of the ops topic are decided at once, but no more than the"
-            " state has, which are as many as there were cores at the first start, or as `popstream rescale` says"
+            "on a cluster: number of executors; more: more partitions of the ops topic are decided at once, but no more"
+            " than the state has: as many as there were cores at the first start, or as `popstream rescale` has set"
         ),
     )
     executor_cores: Annotated[int, Field(ge=1, le=64)] = Field(
         default=1,
         description="on a cluster: cores of each executor; with one, a partition stays with its decoded state",
     )
-    executor_memory: str = Field(default="1g", description="on a cluster: heap of each executor; Python comes besides")
+    executor_memory: str = Field(
+        default="1g", description="on a cluster: heap of each executor; Python needs memory in addition"
+    )
     spark_conf: dict[str, str] = Field(
         default_factory=dict, description="on a cluster: more settings of Spark, by their names; no secrets"
     )
@@ -283,7 +296,7 @@ class JobSettings(BaseSettings):
     )
     metrics_host: str = Field(
         default="127.0.0.1",
-        description="address that metrics are served on; 0.0.0.0: every one of the host, without authentication",
+        description="address that metrics are served on; 0.0.0.0: all addresses of the host, without authentication",
     )
     metrics_groups_max: Annotated[int, Field(ge=1, le=5_000)] = Field(
         default=200,
@@ -294,7 +307,7 @@ class JobSettings(BaseSettings):
     )
     api_host: str = Field(
         default="127.0.0.1",
-        description="address that the API is served on; any but those of this machine needs a token",
+        description="address that the API is served on; any but a loopback address needs a token",
     )
     api_token: SecretStr = Field(
         default=SecretStr(""),
@@ -307,8 +320,8 @@ class JobSettings(BaseSettings):
     traces: bool = Field(
         default=False,
         description=(
-            "true: spans of each micro-batch, flush, snapshot and maintenance go to OpenTelemetry, where the variables"
-            " OTEL_... say; takes popstream[traces], and not on a cluster"
+            "true: spans of each micro-batch, flush, snapshot and maintenance are sent to OpenTelemetry as configured"
+            " by OTEL_...; needs popstream[traces]; not supported on a cluster"
         ),
     )
     log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")
