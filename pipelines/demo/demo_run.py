@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -36,7 +35,7 @@ from pipelines.demo.processes import WorkerProcesses
 from pipelines.demo.tasks import ORDERLY_GROUP, Task, group_names, limited_group, tasks_of
 from pipelines.demo.view import View
 from pipelines.job_settings import JobSettings
-from pipelines.process.signals import STOP_SIGNALS, handled_signals
+from pipelines.process.signals import handled_signals, interrupt_once
 from popstream import ClientSettings, Refused, Transport
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
@@ -99,7 +98,7 @@ def run_demo(
     """
     source = MessageSource(count=messages_count, file=None if messages_file is None else str(messages_file.absolute()))
     view = View(json_output=json_output)
-    with handled_signals(_interrupt):
+    with handled_signals(interrupt_once):
         try:
             names = group_names(groups)
             demo = _Demo(
@@ -164,7 +163,7 @@ class _Demo:
                 with self._phase("start"):
                     site = stack.enter_context(self._site(self._settings(), var=self._var, view=self._view))
                 # The site's own handlers, which are back for the stop, do not interrupt.
-                with handled_signals(_interrupt):
+                with handled_signals(interrupt_once):
                     findings = self._run_and_judge(site)
                     self._view.say("running the quality suites")
                     with self._phase("quality"):
@@ -312,13 +311,6 @@ class _Demo:
     def _measure_memory(self, site: JobSite) -> None:
         workers_mib = self._measured.memory_mib.workers
         self._measured.memory_mib = msgspec.structs.replace(site.peak_memory(), workers=workers_mib)
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    """Interrupt once: a second signal must not interrupt the stop."""
-    for stop_signal in STOP_SIGNALS:
-        signal.signal(stop_signal, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
 
 
 def _empty(folder: Path) -> None:

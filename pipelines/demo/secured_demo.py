@@ -34,7 +34,7 @@ from pipelines.demo.intrusions import (
 from pipelines.demo.secured_verdict import Found, claims_of, leaks, refused_counts
 from pipelines.demo.tenant import GROUP, KEY_IDS, Tenant
 from pipelines.demo.view import View
-from pipelines.process.signals import STOP_SIGNALS, handled_signals
+from pipelines.process.signals import handled_signals, interrupt_once
 from popstream import Consumer, Producer
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.reason import Reason
@@ -59,7 +59,7 @@ def run_secured_demo(*, messages: int = 2_000, var: Path = Path("var")) -> int:
     folder = var.absolute() / "secure-demo"
     view = View(json_output=False)
     began_s = time.monotonic()
-    with handled_signals(_interrupt), Ownership(folder / "lock"):
+    with handled_signals(interrupt_once), Ownership(folder / "lock"):
         try:
             checks = _run(folder, messages, var.absolute(), view)
         except KeyboardInterrupt as interrupt:
@@ -188,13 +188,6 @@ def _metrics(tenant: Tenant, wanted: Mapping[str, int]) -> dict[str, float]:
 def _made(folder: Path) -> Path:
     folder.mkdir(mode=0o700)
     return folder
-
-
-def _interrupt(number: int, _frame: object) -> None:
-    """Interrupt once: a second signal must not interrupt the stop."""
-    for stop_signal in STOP_SIGNALS:
-        signal.signal(stop_signal, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,8 +6,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
-__all__ = ["STOP_SIGNALS", "handled_signals", "held_signals", "interrupted_by_signals"]
+__all__ = ["STOP_SIGNALS", "handled_signals", "held_signals", "interrupt_once", "interrupted_by_signals"]
 
 AGAIN_S = 0.1
 
@@ -28,6 +29,17 @@ def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterato
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+def interrupt_once(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handle a signal: unwind the stack. A second one must not interrupt the stop, and is ignored.
+
+    Raises:
+        KeyboardInterrupt: Always, with the number of the signal.
+    """
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
 
 
 @contextlib.contextmanager
