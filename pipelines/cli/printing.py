@@ -1,15 +1,18 @@
 """Output of results to a terminal, a file or a pipe."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 
 from pipelines.cli.control_characters import escape_controls
+from pipelines.cli.exits import say
 from pipelines.printed_commands import completed_commands
 
-__all__ = ["counted", "new_console", "print_facts", "standard_output"]
+__all__ = ["counted", "new_console", "print_facts", "print_progress", "standard_output"]
 
 WIDTH_IN_FILES = 200
 
@@ -58,3 +61,11 @@ def print_facts(console: Console, facts: Mapping[str, object], *, indent: int = 
     width = max((len(name) for name in facts), default=0)
     for name, value in facts.items():
         console.print(f"{'':{indent}}{name:<{width}}  {completed_commands(str(value))}", markup=False, soft_wrap=True)
+
+
+def print_progress(report: msgspec.Struct, *, as_json: bool) -> None:
+    """Print on standard error how far a command is: a line for people, or of JSON."""
+    if as_json:
+        print(msgspec.json.encode(report).decode(), file=sys.stderr, flush=True)
+    else:
+        say(str(report))

@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from checkpoints.ownership import Ownership
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.job_sources import log_of, open_kafka, snapshots_of
-from pipelines.cli.printing import print_facts, standard_output
+from pipelines.cli.printing import print_facts, print_progress, standard_output
 from pipelines.cli.target import require_state, running_job, settings_of_job
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
@@ -87,7 +86,7 @@ def run_verification(
     def report(found: ProgressReport) -> None:
         nonlocal last
         last = found
-        _print_progress(found, as_json=options.as_json)
+        print_progress(found, as_json=options.as_json)
 
     try:
         with contextlib.ExitStack() as stack:
@@ -152,13 +151,6 @@ def _copied(job: JobFile, verification: WorkFolder) -> tuple[Path, Path | None]:
         return state, None
     shutil.move(image.queues, queues)
     return state, queues
-
-
-def _print_progress(report: ProgressReport, *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(report).decode(), file=sys.stderr, flush=True)
-    else:
-        say(str(report))
 
 
 def _facts(verified: Verified) -> Iterator[tuple[str, str]]:

@@ -1,18 +1,16 @@
 """`popstream what-if`: what other settings would have changed."""
 
-import sys
+import functools
 from pathlib import Path
 
 import msgspec
 
 from checkpoints.layout import JobFolder
-from pipelines.cli.exits import say
 from pipelines.cli.job_sources import log_of, open_kafka, snapshots_of
-from pipelines.cli.printing import standard_output
+from pipelines.cli.printing import print_progress, standard_output
 from pipelines.cli.tables.why import local_zone
 from pipelines.cli.target import running_job, settings_of_job
 from pipelines.job_settings import JobSettings
-from pipelines.recovery.verify import ProgressReport
 from pipelines.tuning.other_settings import OtherSettings
 from pipelines.tuning.what_if import WhatIfInputs, what_if
 from pipelines.tuning.what_if_report import MODEL, report_parts
@@ -48,12 +46,7 @@ def run_what_if(
             admin_ring=settings.admin_ring,
         )
 
-        def report(found: ProgressReport) -> None:
-            if as_json:
-                print(msgspec.json.encode(found).decode(), file=sys.stderr, flush=True)
-            else:
-                say(str(found))
-
+        report = functools.partial(print_progress, as_json=as_json)
         found = what_if(inputs, other, from_ms=from_ms, until_ms=until_ms, work=work, on_report=report)
     if as_json:
         print(msgspec.json.encode({**msgspec.to_builtins(found), "model": MODEL}).decode())
