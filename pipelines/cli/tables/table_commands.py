@@ -101,12 +101,13 @@ def why(
     popstream why --lane billing orders/0: which message or limit the lane
     waits for. The tables are some seconds behind a running job.
     """
-    from pipelines.cli.tables.message_place import parsed_place
+    from pipelines.cli.tables.message_place import lane_of, parsed_place
 
-    found, named = job.place(), parsed_place(place)
+    found = job.place()
     if lane is None:
         from pipelines.cli.tables.why import run_why
 
+        named = parsed_place(place)
         with job.opened() as tables:
             run_why(found, tables, named, message_id=message_id, group=group, as_json=as_json, plot=plot)
         return
@@ -117,8 +118,9 @@ def why(
         raise Invalid(message)
     from pipelines.cli.tables.why_lane import run_why_lane
 
+    wanted = lane_of(lane, place)
     with job.opened() as tables:
-        run_why_lane(found, tables, named, lane, as_json=as_json)
+        run_why_lane(found, tables, wanted, as_json=as_json)
 
 
 @takes_options(job=TableOptions)
