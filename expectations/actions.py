@@ -88,15 +88,15 @@ def run_command(command: str, document: dict[str, Any]) -> str | None:
 
 
 def require_webhook(url: str) -> None:
-    """Refuse what is no URL for a webhook.
+    """Refuse what is not a URL for a webhook.
 
     >>> require_webhook("file:///etc/passwd")
     Traceback (most recent call last):
     ...
-    popstream.wire.base_errors.Invalid: a webhook is an http or https URL, and 'file:///etc/passwd' is none
+    popstream.wire.base_errors.Invalid: a webhook must be an http or https URL, not 'file:///etc/passwd'
     """
     if not url.startswith(("http://", "https://")):
-        message = f"a webhook is an http or https URL, and {url!r} is none"
+        message = f"a webhook must be an http or https URL, not {url!r}"
         raise Invalid(message)
 
 

@@ -316,7 +316,9 @@ class JobSettings(BaseSettings):
             " at the job, and nobody may change anything. Commands with `--api` send it"
         ),
     )
-    api_token_file: Path | None = Field(default=None, description="file with the `api_token`, in place of it")
+    api_token_file: Path | None = Field(
+        default=None, description="file that contains the `api_token`, instead of the setting itself"
+    )
     traces: bool = Field(
         default=False,
         description=(

@@ -27,7 +27,7 @@ def query_error(error: duckdb.Error, tables: Iterable[Path]) -> PopstreamError:
         message = f"the query takes more than {MEMORY} of memory, or {SPILLED_MAX} of disk: ask for less at a time"
         return Invalid(message)
     if isinstance(error, duckdb.PermissionException):
-        message = "queries read the tables of the job alone, and no other file"
+        message = "queries can read only the tables of the job, and no other file"
         return Invalid(message)
     if _may_be_of_a_file(error):
         # It imports Spark's classes, which takes a while.

@@ -152,10 +152,10 @@ def require_reading(sql: str) -> None:
     >>> require_reading("EXPLAIN ANALYZE COPY operations TO 'a'")
     Traceback (most recent call last):
     ...
-    popstream.wire.base_errors.Invalid: only queries are run here, and COPY is none
+    popstream.wire.base_errors.Invalid: only queries can be run here, not COPY
 
     Raises:
-        Invalid: It is not SQL, more than one statement, or a statement that is no query.
+        Invalid: It is not SQL, more than one statement, or a statement that is not a query.
     """
     try:
         statements = duckdb.extract_statements(sql)
@@ -167,10 +167,10 @@ def require_reading(sql: str) -> None:
         hint = "; for earlier versions there are --version and --at, and --engine spark for this SQL"
         raise Invalid(described_error(error) + (hint if is_of_spark else "")) from error
     if len(statements) != 1:
-        message = f"one query is run here, and these are {len(statements)} statements"
+        message = f"only one query can be run here, not {len(statements)} statements"
         raise Invalid(message)
     if (kind := statements[0].type) != duckdb.StatementType.SELECT:
-        message = f"only queries are run here, and {kind.name} is none"
+        message = f"only queries can be run here, not {kind.name}"
         raise Invalid(message)
 
 

@@ -98,7 +98,7 @@ def open_snapshot(path: Path, *, version: int | None = None, at: datetime | None
     except DeltaError as error:
         _require_undamaged_log(path)
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        message = f"the table {path.name} takes --engine spark: {first[:_TEXT_MAX]}"
+        message = f"the table {path.name} needs --engine spark: {first[:_TEXT_MAX]}"
         raise Invalid(message, subject=path.name) from error
     _require_readable(path, log)
     day = log.transaction_version(FIRST_DAY)
@@ -142,7 +142,7 @@ def _require_readable(path: Path, log: DeltaTable) -> None:
     features -= _READABLE_FEATURES
     if features or protocol.min_reader_version > _WITH_FEATURES:
         wanted = ", ".join(sorted(features)) or f"reader version {protocol.min_reader_version}"
-        message = f"the table {path.name} has {wanted}, for which it takes --engine spark"
+        message = f"the table {path.name} has {wanted}, which needs --engine spark"
         raise Invalid(message, subject=path.name)
 
 
@@ -150,7 +150,7 @@ def _columns(path: Path, log: DeltaTable) -> dict[str, str]:
     columns = {}
     for column in log.schema().fields:
         if not isinstance(column.type, PrimitiveType):
-            message = f"the column {column.name} of {path.name} has a nested type, for which it takes --engine spark"
+            message = f"the column {column.name} of {path.name} has a nested type, which needs --engine spark"
             raise Invalid(message, subject=path.name)
         columns[column.name] = column.type.type
     return columns

@@ -135,7 +135,7 @@ def require_appendable(path: Path | str, table: Table, log: TableLog | None = No
     if features or writer > _WITH_FEATURES:
         wanted = ", ".join(sorted(features)) or f"writer version {writer}"
         message = (
-            f"the Delta table at {path} has {wanted}, with which popstream cannot append rows: take it off with ALTER"
+            f"the Delta table at {path} has {wanted}, with which popstream cannot append rows: remove it with ALTER"
             f" TABLE, or run `popstream restore --rebuild {table.name}`"
         )
         raise Invalid(message, subject=table.name)

@@ -85,7 +85,7 @@ Api = Annotated[
     typer.Option(
         "--api",
         metavar="URL",
-        help="ask the job by its HTTP API, as in http://host:9465, and not by its folder",
+        help="ask the job through its HTTP API, such as http://host:9465, instead of its folder",
         envvar="POPSTREAM_API",
         callback=remembered("--api"),
         show_default=False,
@@ -107,7 +107,7 @@ ReadCheckpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="URL",
-        help="path or URL of the state of a job on a Spark cluster, in place of a folder",
+        help="path or URL of the state of a job on a Spark cluster, instead of a folder",
         show_default=False,
         callback=remembered("--checkpoint"),
     ),

@@ -49,7 +49,7 @@ def duration_ms(text: str) -> int:
     try:
         return round(float(found[1]) * UNIT_MS[found[2]])
     except OverflowError as error:
-        message = f"{text!r} is longer than there is time"
+        message = f"{text!r} is too long a time"
         raise typer.BadParameter(message) from error
 
 

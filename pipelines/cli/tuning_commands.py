@@ -65,7 +65,7 @@ def what_if(
     job: RecoveryOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Replay a range of the ops log with other settings, and tell what would have changed.
+    """Replay a range of the ops log with other settings, and show what would have changed.
 
     popstream what-if billing --invisible-time 60s --from 2h: how many fewer
     redeliveries, dead letters and lost acks there would have been, and where

@@ -161,7 +161,7 @@ def _period(scope: Scope, known: Period) -> Period:
         raise Invalid(message)
     if asked_since >= known.until_ms or asked_until <= known.since_ms:
         first, last = (moment_text(at_ms, UTC) for at_ms in (known[0], known[1] - 1))
-        message = f"the tables have no rows of this period: they know from {first} to {last}, UTC"
+        message = f"the tables have no rows of this period: they have rows from {first} to {last}, UTC"
         raise Invalid(message)
     return Period(max(asked_since, known.since_ms), min(asked_until, known.until_ms))
 

@@ -66,8 +66,8 @@ def find_range(
     longest = max(each.end - each.begin for each in partitions)
     if longest > PARTITION_RECORDS_MAX:
         message = (
-            f"a partition of {log.topic} has {longest:,} records in this range, and {PARTITION_RECORDS_MAX:,} are"
-            " replayed at most: name a shorter one by --from and --until"
+            f"a partition of {log.topic} has {longest:,} records in this range, of which at most"
+            f" {PARTITION_RECORDS_MAX:,} can be replayed: name a shorter range with --from and --until"
         )
         raise Invalid(message, subject=log.topic)
     return LogRange(base=base, partitions=partitions)

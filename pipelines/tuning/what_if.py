@@ -197,10 +197,10 @@ def _require_groups(settings: OtherSettings, lanes: Iterable[LaneResult]) -> Non
     known = {lane.group for lane in lanes}
     if unknown := sorted(set(settings.groups) - known):
         names = ", ".join(sorted(known)) or "none"
-        message = f"the group {unknown[0]} got no message in this range; groups that did: {names}"
+        message = f"the group {unknown[0]} received no message in this range; groups that did: {names}"
         raise Invalid(message, subject=unknown[0])
     if not known:
-        message = "no group got a message in this range"
+        message = "no group received a message in this range"
         raise Invalid(message)
 
 

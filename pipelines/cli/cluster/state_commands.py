@@ -70,7 +70,7 @@ def rescale(
     job: RecoveryOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Give the state of a stopped job on a cluster another number of partitions.
+    """Change the number of partitions of the state of a stopped job on a cluster.
 
     What it holds is compared before and after. Numbers that divide 64 spread
     the partitions of the ops topic evenly.

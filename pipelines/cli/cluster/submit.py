@@ -148,7 +148,7 @@ def _require_reachable_settings(options: SubmitOptions, settings: JobSettings) -
         Invalid: No Kafka is named, or settings come from where a driver on a node does not see them.
     """
     if settings.connection is None:
-        message = "a job on a cluster needs an existing Kafka: name it by the setting bootstrap_servers"
+        message = "a job on a cluster needs an existing Kafka: name it with the setting bootstrap_servers"
         raise Invalid(message, subject="bootstrap_servers")
     if options.deploy_mode == DeployMode.CLIENT:
         return

@@ -37,7 +37,7 @@ def require_place_of_tables(settings: JobSettings, tables: str | None) -> None:
     """
     if settings.tables is not None and tables is None:
         message = (
-            f"the setting tables ({settings.tables}) is for a job on one machine: say by --tables where those of this"
-            " one are; by default they are in the checkpoint, and where they are, they have to stay"
+            f"the setting tables ({settings.tables}) is for a job on one machine: name the place of this job's tables"
+            " with --tables; by default they are in the checkpoint, and they cannot be moved later"
         )
         raise Invalid(message, subject="tables")

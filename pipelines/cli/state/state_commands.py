@@ -46,7 +46,7 @@ def status(
     from pipelines.control.messages import StatusRequest
 
     if ready and as_json:
-        message = "--ready prints no JSON: its exit code says it"
+        message = "--ready cannot be used with --json: its exit code is the answer"
         raise Invalid(message)
     request = StatusRequest(group=lane, topic=topic, limit=limit)
     if checkpoint is not None:
@@ -105,9 +105,9 @@ def queue(
 
     if rebuild_from is not None:
         if as_json:
-            raise Invalid("--rebuild-from prints no JSON: it shows nothing of the queue")
+            raise Invalid("--rebuild-from cannot be used with --json: it shows nothing of the queue")
         if checkpoint is not None:
-            raise Invalid("a job on a cluster builds all queues again, and not one: start it with a new --checkpoint")
+            raise Invalid("a job on a cluster cannot rebuild one queue, only all: start it with a new --checkpoint")
         run_rebuild(job.place(), topic, queue_id, rebuild_from)
         return
     request = QueueRequest(

@@ -96,7 +96,7 @@ def run_check(
     else:
         _print(standard_output(), report)
         if not can_write:
-            say("quality_results has no row of this check: the tables may only be read here")
+            say("quality_results has no row of this check: this command can only read the tables here")
         for what in not_compared:
             say(f"not compared with {what}")
         say(f"Data Docs: {data_docs / 'index.html'}")
@@ -168,7 +168,7 @@ def _scope(delta_root: Path, versions: dict[str, int], since: str | None) -> "Sc
 def _require_tables(names: tuple[str, ...]) -> None:
     known = (*AUDIT_TABLES, CONSUME_QUEUE.name)
     if unknown := [name for name in names if name not in known]:
-        message = f"there are no expectations of a table {unknown[0]}: there are those of {', '.join(known)}"
+        message = f"no expectations for a table {unknown[0]}: use one of {', '.join(known)}"
         raise Invalid(message, subject=unknown[0])
 
 

@@ -68,7 +68,7 @@ def require_reading(sql: str) -> None:
     """
     words = re.sub(r"^(\s|\(|--[^\n]*\n|/\*.*?\*/)*", "", sql, flags=re.DOTALL).split(maxsplit=1)
     if not words or words[0].upper() not in READING:
-        message = f"only queries are run here; start with one of {', '.join(sorted(READING))}"
+        message = f"only queries can be run here; start with one of {', '.join(sorted(READING))}"
         raise Invalid(message)
 
 
@@ -76,7 +76,7 @@ def _require_no_insert(spark: SparkSession, sql: str) -> None:
     """Refuse `WITH ... INSERT INTO` and `EXPLAIN ... INSERT`, which start like a query."""
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)  # noqa: SLF001 - no public parser
     if "InsertInto" in plan.treeString():
-        message = "only queries are run here; this one writes"
+        message = "only queries can be run here; this one writes"
         raise Invalid(message)
 
 

@@ -40,7 +40,7 @@ def run_recommend(
     """Print recommendations for groups, or for all.
 
     Raises:
-        Invalid: There are no tables, or a group has never got a message.
+        Invalid: There are no tables, or a group has never received a message.
         Corrupt: A file of a table is damaged or missing.
     """
     paths = [table_path(delta_root, name) for name in _TABLES]
@@ -67,10 +67,10 @@ def _lanes(tables: DuckDbTables, groups: Sequence[str]) -> list[tuple[str, str]]
     known = [(str(group), str(topic)) for group, topic in tables.rows(LANES_SQL)]
     names = ", ".join(sorted({group for group, _ in known})) or "none"
     if unknown := [group for group in groups if all(group != each for each, _ in known)]:
-        message = f"the group {unknown[0]} has never got a message; groups that have: {names}"
+        message = f"the group {unknown[0]} has never received a message; groups that have: {names}"
         raise Invalid(message, subject=unknown[0])
     if not known:
-        message = "no group has ever got a message"
+        message = "no group has ever received a message"
         raise Invalid(message)
     return [(group, topic) for group, topic in known if not groups or group in groups]
 

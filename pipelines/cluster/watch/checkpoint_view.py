@@ -85,7 +85,7 @@ def _export(spark: SparkSession, checkpoint: str, request: StateRequest, folder:
     """Put what an answer needs into the stores of a folder."""
     if isinstance(request, QueueRequest):
         if not is_committed(spark, units_checkpoint(checkpoint)):
-            message = f"the job of {checkpoint} has built no queues: has it message_topics?"
+            message = f"the job of {checkpoint} has built no queues: does it have message_topics?"
             raise Invalid(message, subject=request.topic)
         export_queues(spark, checkpoint, folder.queues, request.topic)
     with RocksStore(folder.state) as store:

@@ -119,7 +119,7 @@ def changed(table: Path, *actions: dict[str, Any]) -> Path:
 def test_a_table_with_deleted_rows_within_files_is_refused(table: Path) -> None:
     feature = ["deletionVectors"]
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": feature, "writerFeatures": feature}
-    with pytest.raises(Invalid, match="the table deliveries has deletionVectors, for which it takes --engine spark"):
+    with pytest.raises(Invalid, match="the table deliveries has deletionVectors, which needs --engine spark"):
         open_snapshot(changed(table, {"protocol": protocol}))
 
 
@@ -132,5 +132,5 @@ def test_a_table_with_other_names_in_its_files_is_refused(table: Path) -> None:
     metadata["metaData"]["schemaString"] = msgspec.json.encode(schema).decode()
     metadata["metaData"]["configuration"] = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "9"}
     protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
-    with pytest.raises(Invalid, match=r"the table deliveries (has columnMapping|takes --engine spark)"):
+    with pytest.raises(Invalid, match=r"the table deliveries (has columnMapping|needs --engine spark)"):
         open_snapshot(changed(table, {"protocol": protocol}, metadata))

@@ -65,8 +65,8 @@ def test_the_next_daily_check_judges_what_has_changed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--table", "nope"), "there are no expectations of a table nope"),
-        (("--webhook", "ftp://example"), "a webhook is an http or https URL, and 'ftp://example' is none"),
+        (("--table", "nope"), "no expectations for a table nope: use one of"),
+        (("--webhook", "ftp://example"), "a webhook must be an http or https URL, not 'ftp://example'"),
         (("--context", "nowhere"), "nowhere is not a context of Great Expectations"),
         (("--since", "yesterday"), "'yesterday' is not a time"),
     ],

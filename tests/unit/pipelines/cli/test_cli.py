@@ -114,14 +114,17 @@ def test_each_command_has_help(command: str) -> None:
         (("consume", "orders"), "Missing option"),
         (("consume", "orders", "--group", "g", "--invisible-time", "30"), "'30' is not a duration"),
         (("ops", "--example", "pap"), "unknown type 'pap': use one of declare, policy"),
-        (("query", "drop table operations"), "only queries are run here"),
+        (("query", "drop table operations"), "only queries can be run here"),
         (("query", "select 1"), "there are no tables in var/job/delta"),
         (("query", "select 1", "--at", "99999999999999999"), "is not a time of the years 1 to 9999"),
         (("query", "select 1", "--at", "²"), "'²' is not a time"),
         (("report", "--since", "99999999999h"), "is not a time of the years 1 to 9999"),
-        (("report", "--since", "9" * 400 + "h"), "is longer than there is time"),
-        (("status", "--ready", "--json"), "--ready prints no JSON"),
-        (("queue", "orders", "--queue", "0", "--rebuild-from", "0", "--json"), "--rebuild-from prints no JSON"),
+        (("report", "--since", "9" * 400 + "h"), "is too long a time"),
+        (("status", "--ready", "--json"), "--ready cannot be used with --json"),
+        (
+            ("queue", "orders", "--queue", "0", "--rebuild-from", "0", "--json"),
+            "--rebuild-from cannot be used with --json",
+        ),
         (("query", "select 1", "--csv", "--json"), "choose one of --csv and --json"),
     ],
 )
@@ -478,7 +481,7 @@ def test_preflight_refuses_another_java(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("sql", ["delete from operations", "insert into x select 1", "", "set x = 1", "create table x"])
 def test_a_statement_that_is_not_a_query_is_refused(sql: str) -> None:
-    with pytest.raises(Invalid, match="only queries are run here"):
+    with pytest.raises(Invalid, match="only queries can be run here"):
         require_reading(sql)
 
 

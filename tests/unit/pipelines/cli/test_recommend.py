@@ -107,7 +107,7 @@ def test_acks_of_a_lane_whose_topic_has_the_same_offsets_are_its_own(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nobody",), "the group nobody has never got a message; groups that have: g"),
+        (("nobody",), "the group nobody has never received a message; groups that have: g"),
         (("--since", "soon"), "is not a time"),
     ],
 )
@@ -122,7 +122,7 @@ def test_no_tables_and_empty_tables_are_one_line(tmp_path: Path) -> None:
     assert (done.exit_code, "there are no tables in" in done.stderr) == (2, True)
     for name in ("operations", "deliveries"):
         create_table(tmp_path / "delta", name)
-    assert recommend(tmp_path).stderr == "popstream: no group has ever got a message\n"
+    assert recommend(tmp_path).stderr == "popstream: no group has ever received a message\n"
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

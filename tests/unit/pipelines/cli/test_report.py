@@ -78,7 +78,7 @@ def test_it_has_a_name_by_itself_and_replaces_the_one_before(folder: Path, tmp_p
         (("--lane", "g", "orders/0", "--topic", "a"), "the lane g orders/0 is not one of the topic a"),
         (("--group", "other"), "the tables have no group other, only g"),
         (("--topic", "other"), "the tables have no topic other, only orders"),
-        (("--since", "2030-01-01"), "they know from 2026-11-21 12:00:00 to 2026-11-21 12:00:06, UTC"),
+        (("--since", "2030-01-01"), "they have rows from 2026-11-21 12:00:00 to 2026-11-21 12:00:06, UTC"),
         (("--until", "2001-01-01"), "the tables have no rows of this period"),
         (("--since", "2026-11-21T12:00:05Z", "--until", "2026-11-21T12:00:01Z"), "the period ends before it begins"),
         (("--since", "then"), "'then' is not a time"),

@@ -208,7 +208,7 @@ def test_settings_without_effect_are_named_and_tables_that_would_be_elsewhere_ar
     )
     refused = submit()
     assert refused.exit_code == 2
-    assert "say by --tables where those of this one are" in refused.stderr
+    assert "name the place of this job's tables with --tables" in refused.stderr
     accepted = submit("--tables", "/data/tables")
     assert accepted.exit_code == 0
     said = "has no effect on a cluster: while the job is stopped, `popstream maintain` does it"

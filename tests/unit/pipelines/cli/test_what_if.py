@@ -93,7 +93,7 @@ def test_a_range_begins_with_a_snapshot(tmp_path: Path) -> None:
     [
         ((), "name a setting that would be different"),
         (("g",), "name a setting that would be different"),
-        (("nobody", "--max-attempts", "3"), "the group nobody got no message in this range; groups that did: g"),
+        (("nobody", "--max-attempts", "3"), "the group nobody received no message in this range; groups that did: g"),
         (("--invisible-time", "13h"), "invisible_time_ms takes 1..43200000"),
         (("--invisible-time", "0s"), "invisible_time_ms takes 1..43200000"),
         (("--back-off", "1s,13h"), "back_off_ms takes 0..43200000"),
@@ -130,4 +130,4 @@ def test_a_log_that_was_cut_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_range, "PARTITION_RECORDS_MAX", 100)
     done = what_if("--max-attempts", "1")
-    assert (done.exit_code, "name a shorter one by --from and --until" in done.stderr) == (2, True)
+    assert (done.exit_code, "name a shorter range with --from and --until" in done.stderr) == (2, True)

@@ -64,5 +64,5 @@ def test_an_empty_range_and_one_that_is_too_long_are_refused(monkeypatch: pytest
     with pytest.raises(Invalid, match="has no record in this range"):
         find_range(log(), [], {0: 60, 1: 30}, {0: 60, 1: 30})
     monkeypatch.setattr(log_range, "PARTITION_RECORDS_MAX", 99)
-    with pytest.raises(Invalid, match=r"has 100 records in this range, and 99 are replayed at most"):
+    with pytest.raises(Invalid, match=r"has 100 records in this range, of which at most 99 can be replayed"):
         find_range(log(), [], None, {0: 100, 1: 50})
