@@ -22,7 +22,7 @@ def test_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops_log, "KafkaConsumer", refuse)
     connection = KafkaConnection("localhost:1")
     with pytest.raises(Unavailable, match=r"Kafka does not return the offsets of ops: .*no bootstrap"):
-        ops_log.found_log(connection, TopicFacts(name="ops", topic_id="t", partition_count=1))
+        ops_log.read_log_bounds(connection, TopicFacts(name="ops", topic_id="t", partition_count=1))
     log = LogFound(topic="ops", topic_id="t", first_offset={0: 0}, end_offset={0: 1})
     with pytest.raises(Unavailable, match=r"Kafka does not return the offsets of ops: .*no bootstrap"):
         ops_log.offsets_at(connection, log, 1)
