@@ -34,10 +34,11 @@ from pipelines.http_api.letters import LetterPage, LetterRequest, Letters, Lette
 from pipelines.http_api.message_life import MessageLife, MessageLives, MessageRequest
 from pipelines.http_api.metrics_app import COMPRESSED_FROM_BYTES, metrics_routes
 from pipelines.http_api.openapi import openapi_document
+from pipelines.http_api.thread_share import ThreadShare
 from pipelines.web_style import stylesheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from prometheus_client import CollectorRegistry
     from starlette.requests import Request
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
     from pipelines.control.answers import Answers
     from popstream.wire.signing import AdminKey
 
-__all__ = ["api_app", "endpoints_of"]
+__all__ = ["API_THREADS", "api_app", "endpoints_of"]
 
+API_THREADS = 16
+"""For all requests of the API; those that wait for another one hold some of them (`OneAtATime`)."""
 BODY_BYTES_MAX = 256 * 1024
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -73,11 +76,12 @@ def api_app(
     """
     endpoints = endpoints_of(answers, letters or Letters(answers.kafka, admin_key))
     document = openapi_document(endpoints)
+    threads = ThreadShare(API_THREADS)
     routes = [
         *_page_routes(),
-        Route(f"{API_ROOT}/openapi.json", lambda _: JsonResponse(document)),
+        Route(f"{API_ROOT}/openapi.json", _constant(lambda: JsonResponse(document))),
         *metrics_routes(registry, not_ready_reasons),
-        *(route_of(endpoint, has_token=bool(token)) for endpoint in endpoints),
+        *(route_of(endpoint, threads, has_token=bool(token)) for endpoint in endpoints),
     ]
     middleware = [
         Middleware(SecurityHeaders),
@@ -94,8 +98,8 @@ def _page_routes() -> list[Route]:
     home = texts.pop("page.html")
     texts["popstream.css"] = stylesheet()
     return [
-        Route("/", _constant(home, "text/html")),
-        *(Route(PAGE_ROOT + name, _constant(text, MEDIA_TYPES[Path(name).suffix])) for name, text in texts.items()),
+        Route("/", _file(home, "text/html")),
+        *(Route(PAGE_ROOT + name, _file(text, MEDIA_TYPES[Path(name).suffix])) for name, text in texts.items()),
     ]
 
 
@@ -143,9 +147,16 @@ def endpoints_of(answers: Answers, letters: Letters) -> list[Endpoint]:
     ]
 
 
-def _constant(text: str, media_type: str) -> Callable[[Request], Response]:
+def _file(text: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
     # Revalidated at each load, so that a page never meets the script of another version.
-    return lambda _: Response(text, media_type=media_type, headers={"Cache-Control": "no-cache"})
+    return _constant(lambda: Response(text, media_type=media_type, headers={"Cache-Control": "no-cache"}))
+
+
+def _constant(response: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
+        return response()
+
+    return answer
 
 
 def _not_found(request: Request, _: Exception) -> Response:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 import structlog
-from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from pipelines.control.messages import Failure
@@ -22,9 +21,14 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = ["Endpoint", "OneAtATime", "route_of"]
+    from pipelines.http_api.thread_share import ThreadShare
+
+__all__ = ["WAITING_MAX", "Endpoint", "OneAtATime", "route_of"]
 
 _log = structlog.get_logger(__name__)
+
+WAITING_MAX = 2
+"""Requests that wait for one in progress: each holds a thread meanwhile."""
 
 HIDDEN = frozenset(("token", "ask"))
 """Fields of requests of the control socket that have no place in an address, where logs would keep them."""
@@ -63,31 +67,39 @@ class OneAtATime:
 
     Args:
         what: What the requests are about, for errors.
-        wait_s: How long a request waits for the one before.
+        wait_s: How long a request waits for those before; of more than `WAITING_MAX` the others do not wait.
     """
 
     def __init__(self, what: str, wait_s: float) -> None:
         self._what = what
         self._wait_s = wait_s
         self._lock = threading.Lock()
+        self._places = threading.Semaphore(1 + WAITING_MAX)
 
     def __enter__(self) -> None:
-        """Wait for the request before.
+        """Wait for the requests before.
 
         Raises:
-            Unavailable: It takes too long.
+            Unavailable: They take too long, or are too many.
         """
+        if not self._places.acquire(blocking=False):
+            self._refuse(f", and {WAITING_MAX} others wait")
         if not self._lock.acquire(timeout=self._wait_s):
-            message = f"another request about {self._what} is in progress: ask again later"
-            raise Unavailable(message)
+            self._places.release()
+            self._refuse("")
 
     def __exit__(self, *_: object) -> None:
         """Let the next one in."""
         self._lock.release()
+        self._places.release()
+
+    def _refuse(self, others: str) -> NoReturn:
+        message = f"another request about {self._what} is in progress{others}: ask again later"
+        raise Unavailable(message)
 
 
-def route_of(endpoint: Endpoint, *, has_token: bool) -> Route:
-    """Return the route of an endpoint. GET runs on a thread of Starlette."""
+def route_of(endpoint: Endpoint, threads: ThreadShare, *, has_token: bool) -> Route:
+    """Return the route of an endpoint, which answers in one of the threads."""
 
     def answered(given: object, caller: str) -> Response:
         try:
@@ -104,11 +116,12 @@ def route_of(endpoint: Endpoint, *, has_token: bool) -> Route:
             _log.exception("api_request_failed", path=endpoint.path)
             return JsonResponse(Failure(f"unexpected {type(error).__name__}; the log of the job has more"), 500)
 
-    def get(request: Request) -> Response:
+    async def get(request: Request) -> Response:
         try:
-            return answered(_parameters(request, endpoint), _caller(request))
+            given = _parameters(request, endpoint)
         except Invalid as error:
             return failed(error)
+        return await threads.run(answered, given, _caller(request))
 
     async def post(request: Request) -> Response:
         body = await request.body()
@@ -116,7 +129,7 @@ def route_of(endpoint: Endpoint, *, has_token: bool) -> Route:
             given = msgspec.json.decode(body or b"{}")
         except DECODE_ERRORS as error:
             return JsonResponse(Failure(f"{endpoint.path} expects a JSON object: {error}"), 400)
-        return await run_in_threadpool(answered, given, _caller(request))
+        return await threads.run(answered, given, _caller(request))
 
     return Route(endpoint.path, get if endpoint.method == "GET" else post, methods=[endpoint.method])
 

@@ -20,6 +20,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from pipelines.http_api.thread_share import ThreadShare
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-__all__ = ["COMPRESSED_FROM_BYTES", "metrics_app", "metrics_routes"]
+__all__ = ["COMPRESSED_FROM_BYTES", "PROBE_THREADS", "metrics_app", "metrics_routes"]
 
 COMPRESSED_FROM_BYTES = 2_000
+PROBE_THREADS = 2
+"""For `/metrics`, and for `/ready`, of each port."""
 _FRESH = {"Cache-Control": "no-store"}
 
 
@@ -45,19 +49,22 @@ def metrics_app(registry: CollectorRegistry, not_ready_reasons: Callable[[], Seq
 
 
 def metrics_routes(registry: CollectorRegistry, not_ready_reasons: Callable[[], Sequence[str]]) -> list[Route]:
-    """Return the routes of `metrics_app`, whose functions run on threads of Starlette."""
+    """Return the routes of `metrics_app`. No other request keeps them waiting: a supervisor ends a job that is late."""
+    scrapes, probes = ThreadShare(PROBE_THREADS), ThreadShare(PROBE_THREADS)
 
-    def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        names = request.query_params.getlist("name[]")
+    def encoded(accept: str, names: list[str]) -> Response:
+        encode, content_type = choose_encoder(accept)
         chosen = registry.restricted_registry(names) if names else registry
         return Response(encode(chosen), headers={"Content-Type": content_type, **_FRESH})
 
-    def live(_: Request) -> Response:
+    async def metrics(request: Request) -> Response:
+        return await scrapes.run(encoded, request.headers.get("accept", ""), request.query_params.getlist("name[]"))
+
+    async def live(_: Request) -> Response:
         return PlainTextResponse("ok\n", headers=_FRESH)
 
-    def ready(_: Request) -> Response:
-        reasons = not_ready_reasons()
+    async def ready(_: Request) -> Response:
+        reasons = await probes.run(not_ready_reasons)
         text = "".join(f"{line}\n" for line in reasons or ["ok"])
         return PlainTextResponse(text, 503 if reasons else 200, headers=_FRESH)
 

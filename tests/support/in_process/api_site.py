@@ -32,6 +32,7 @@ from pipelines.control.metrics import Metrics
 from pipelines.http_api.api_app import api_app
 from pipelines.http_api.http_server import HttpServer, Listener
 from pipelines.http_api.letters import Letters
+from pipelines.http_api.metrics_app import metrics_app
 from pipelines.laps import Lap
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing import MemoryJob
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from checkpoints.snapshot_store import Snapshot
     from popstream import DeadLetters
 
-__all__ = ["ADMIN_KEY", "TOKEN", "ApiSite", "Reply", "SiteJob"]
+__all__ = ["ADMIN_KEY", "TIMEOUT_S", "TOKEN", "ApiSite", "Reply", "SiteJob"]
 
 TOKEN = "a-token-of-the-tests-0123456789"  # noqa: S105 - of no other use
 ADMIN_KEY = AdminKey("2030", "a secret of the tests")
@@ -194,6 +195,7 @@ class ApiSite:
         letters: Where dead letters come from: those of a job in memory.
         letter_options: How the API has connected to them last.
         url: Address of the API.
+        metrics_url: Address of the metrics and probes alone.
     """
 
     def __init__(self, folder: Path, token: str = TOKEN) -> None:
@@ -210,8 +212,11 @@ class ApiSite:
             token=token,
             letters=Letters(lambda: (self.job.connection, "popstream"), ADMIN_KEY, self._dead_letters),
         )
-        self._server = HttpServer([Listener("127.0.0.1", 0, app, "api_port")])
-        self.url = f"http://127.0.0.1:{self._server.ports[0]}"
+        probes = metrics_app(self.job.metrics.registry, lambda: self.job.not_ready_reasons)
+        self._server = HttpServer(
+            [Listener("127.0.0.1", 0, app, "api_port"), Listener("127.0.0.1", 0, probes, "metrics_port")]
+        )
+        self.url, self.metrics_url = (f"http://127.0.0.1:{port}" for port in self._server.ports)
 
     def __enter__(self) -> Self:
         self._stack.callback(self.job.store.close)

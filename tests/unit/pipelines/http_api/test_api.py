@@ -5,9 +5,12 @@ Method: the real server over a state that the kernel has made; letters of a job 
 
 from __future__ import annotations
 
+import threading
+import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import anyio.to_thread
 import jsonschema
 import pytest
 
@@ -18,11 +21,15 @@ from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Policies, PoliciesRequest, SnapshotRequest, Status, StatusRequest
 from pipelines.explain import message_rows
-from pipelines.http_api.endpoint import OneAtATime
+from pipelines.http_api.api_app import API_THREADS
+from pipelines.http_api.endpoint import WAITING_MAX, OneAtATime
 from pipelines.http_api.message_life import MEMORY
+from pipelines.http_api.metrics_app import PROBE_THREADS
+from pipelines.http_api.thread_share import STARLETTE_THREADS
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Declare
-from tests.support.in_process.api_site import ADMIN_KEY, TOKEN, ApiSite
+from tests.support.in_process.api_site import ADMIN_KEY, TIMEOUT_S, TOKEN, ApiSite
+from tests.support.threads import eventually, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -339,7 +346,71 @@ def test_answers_are_as_the_document_describes_them(site: ApiSite) -> None:
 
 def test_a_costly_request_waits_for_the_one_before_and_gives_up() -> None:
     turn = OneAtATime("messages", wait_s=0)
-    with turn, pytest.raises(Unavailable, match="another request about messages is in progress"), turn:
+    with turn, pytest.raises(Unavailable, match="another request about messages is in progress: ask"), turn:
         pytest.fail("two are in")
     with turn:
         pass
+
+
+def test_of_many_costly_requests_a_few_wait_and_the_others_are_refused_at_once() -> None:
+    turn = OneAtATime("messages", wait_s=TIMEOUT_S)
+    let_go = threading.Event()
+    entered: list[int] = []
+    refused: list[str] = []
+
+    def enter() -> None:
+        try:
+            with turn:
+                entered.append(1)
+                let_go.wait(TIMEOUT_S)
+        except Unavailable as error:
+            refused.append(str(error))
+
+    threads = [in_thread(enter) for _ in range(10)]
+    eventually(lambda: len(refused) == 10 - 1 - WAITING_MAX)
+    assert set(refused) == {"another request about messages is in progress, and 2 others wait: ask again later"}
+    let_go.set()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert len(entered) == 1 + WAITING_MAX
+    with turn:
+        pass
+
+
+def test_slow_requests_keep_neither_probes_nor_metrics_waiting_on_either_port(
+    site: ApiSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    slow: list[int] = []
+    statuses: list[int] = []
+
+    def answer(_: object) -> Policies:
+        slow.append(1)
+        let_go.wait(TIMEOUT_S)
+        return Policies(policies=[])
+
+    monkeypatch.setattr(site.answers, "answer", answer)
+    (of_api, _) = site._server._servers
+    asking = [in_thread(lambda: statuses.append(site.get("/api/v1/policies").status)) for _ in range(45)]
+    try:
+        eventually(lambda: len(of_api.server_state.tasks) == 45 and len(slow) == API_THREADS)
+        for path in ("/live", "/ready", "/metrics", "/"):
+            assert site.get(path).status == 200, path
+        for path in ("/live", "/ready", "/metrics"):
+            with urllib.request.urlopen(site.metrics_url + path, timeout=TIMEOUT_S) as reply:  # noqa: S310 - it is HTTP
+                assert reply.status == 200, path
+        assert statuses == [], "nobody has waited for the slow ones"
+    finally:
+        let_go.set()
+    for thread in asking:
+        thread.join(TIMEOUT_S)
+    assert statuses == [200] * 45
+
+
+def test_the_shares_of_all_ports_fit_into_the_threads_that_there_are() -> None:
+    limiter = anyio.run(_limiter)
+    assert API_THREADS + 2 * 2 * PROBE_THREADS <= limiter == STARLETTE_THREADS
+
+
+async def _limiter() -> float:
+    return anyio.to_thread.current_default_thread_limiter().total_tokens
