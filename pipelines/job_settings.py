@@ -26,6 +26,7 @@ from checkpoints.snapshot_retention import SnapshotRetention
 from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.file_access import FOR_GROUP, FOR_USER
 from connectors.delta.tables import DATED_TABLES
+from connectors.spark_cluster.redaction import DEFAULT_RULE, REDACTION, redacting
 from popstream.kafka_connection import KafkaConnection, chosen_connection
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
@@ -435,8 +436,11 @@ class JobSettings(BaseSettings):
 
     @property
     def session_conf(self) -> dict[str, str]:
-        """`hadoop_conf` under Spark's names, for a session. It has secrets: do not log it."""
-        return {f"spark.hadoop.{name}": value.get_secret_value() for name, value in self.hadoop_conf.items()}
+        """`hadoop_conf` under Spark's names, for a session that shows none of it. It has secrets: do not log it."""
+        if not self.hadoop_conf:
+            return {}
+        conf = {f"spark.hadoop.{name}": value.get_secret_value() for name, value in self.hadoop_conf.items()}
+        return {**conf, REDACTION: redacting(self.hadoop_conf, self.spark_conf.get(REDACTION, DEFAULT_RULE))}
 
     @property
     def snapshot_retention(self) -> SnapshotRetention:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from connectors.spark_cluster.packed_environment import FOLDER
+from connectors.spark_cluster.redaction import DEFAULT_RULE
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ UNPACKED: Final = "local:"
 """Spark's scheme for what every node has."""
 
 _MASTERS: Final = re.compile(r"spark://[^/\s]+:\d+(,[^/\s]+:\d+)*|yarn|k8s://(https?://)?[^/\s]+(:\d+)?")
-_SECRET: Final = re.compile(r"(?i)secret|password|token|access[.]?key")
-"""Spark's own rule for what it does not show (`spark.redaction.regex`)."""
+_SECRET: Final = re.compile(DEFAULT_RULE)
+_HADOOP: Final = "spark.hadoop."
+"""Names of secrets follow no rule there, such as `fs.azure.account.key.NAME`: none is for a command line."""
 
 _OURS: Final = frozenset(
     (
@@ -116,10 +118,10 @@ def require_submittable(submission: Submission, places: Mapping[str, str | None]
     for key in sorted(submission.spark_conf):
         if not key.startswith("spark."):
             wrong.append(f"spark_conf: {key} does not begin with spark.; settings of Hadoop belong into hadoop_conf")
+        elif key.startswith(_HADOOP) or _SECRET.search(key):
+            wrong.append(f"spark_conf: {key} would be on a command line that others can read: use hadoop_conf")
         elif key in _OURS:
             wrong.append(f"spark_conf: {key} is chosen by the command or by another setting")
-        elif _SECRET.search(key):
-            wrong.append(f"spark_conf: {key} would be on a command line that others can read: use hadoop_conf")
     if wrong:
         message = "the job cannot be submitted:"
         raise Invalid(message, subject=submission.master, details=wrong)

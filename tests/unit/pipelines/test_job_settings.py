@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,3 +99,35 @@ def test_a_job_writes_its_tables_to_no_url() -> None:
     with pytest.raises(Invalid) as raised:
         load_settings(None, tables="s3://bucket/tables")
     assert "tables: Value error, must be a folder, not a URL" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fs.azure.account.key.store.dfs.core.windows.net",
+        "fs.s3a.encryption.key",
+        "fs.gs.auth.service.account.private.key",
+        "fs.s3a.secret.key",
+        "fs.s3a.endpoint",
+    ],
+)
+def test_spark_shows_no_setting_of_hadoop_under_either_name(name: str) -> None:
+    conf = JobSettings(hadoop_conf={name: SECRET, "fs.defaultFS": "x"}).session_conf  # type: ignore[dict-item]
+    assert conf[f"spark.hadoop.{name}"] == SECRET
+    rule = re.compile(conf["spark.redaction.regex"])
+    assert rule.search(name)
+    assert rule.search(f"spark.hadoop.{name}")
+    assert not rule.search("spark.hadoop.fs.s3a.encryption.keys")
+    # What Spark does not show by itself is not shown with ours, either.
+    assert rule.search("spark.ssl.keyPassword")
+
+
+def test_the_rule_of_an_operator_for_what_spark_shows_stays() -> None:
+    conf = JobSettings(
+        hadoop_conf={"fs.s3a.endpoint": SECRET},  # type: ignore[dict-item]
+        spark_conf={"spark.redaction.regex": "(?i)salary"},
+    ).session_conf
+    rule = re.compile(conf["spark.redaction.regex"])
+    shown = [name for name in ("spark.hadoop.fs.s3a.endpoint", "Salary", "secret") if not rule.search(name)]
+    assert shown == ["secret"]
+    assert JobSettings(spark_conf={"spark.redaction.regex": "salary"}).session_conf == {}
