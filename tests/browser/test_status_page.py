@@ -7,6 +7,7 @@ figure of its start are left in var/browser.
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ from pipelines.control.page_messages import LanesRequest
 from popstream.wire.base_errors import Invalid
 from tests.browser.status_visit import SCREENSHOTS, Visit
 from tests.support.in_process.api_site import TOKEN, ApiSite
+from tests.support.threads import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
     from pipelines.control.messages import Answer, Request
 
@@ -357,6 +359,83 @@ def test_on_a_cluster_it_begins_with_what_its_driver_follows(
     page.locator("#views a", has_text="Lanes").click()
     expect(page.locator("#lanes .problem")).to_contain_text("popstream status --checkpoint /checkpoint")
     expect(page.locator("#state")).to_have_text("ready")
+
+
+class LateAnswers:
+    """Holds back the answers to some requests of a page."""
+
+    def __init__(self, page: Page, pattern: str) -> None:
+        self._page = page
+        self._held: list[Route] = []
+        page.route(re.compile(pattern), self._hold)
+
+    def _hold(self, route: Route) -> None:
+        self._held.append(route)
+
+    def come(self) -> None:
+        """Wait until a request is held, and let the page have its answer."""
+        eventually(lambda: self._page.evaluate("1") and self._held)
+        for route in self._held:
+            with self._page.expect_response(route.request.url) as found:
+                route.continue_()
+            found.value.finished()
+        # The page takes an answer in tasks that were queued by now.
+        self._page.evaluate("new Promise((done) => setTimeout(() => setTimeout(done)))")
+
+
+def test_a_letter_that_comes_late_is_not_shown_as_another_one(visits: Visits) -> None:
+    page = visits().enter("#letters")
+    late = LateAnswers(page, "dead-letter[?]letter=0%2F0$")
+    opener, body = page.locator("#letters tbody button"), page.locator("#letter-body")
+    opener.nth(0).click()
+    expect(body).to_have_text("reading it")
+    page.keyboard.press("Escape")
+    opener.nth(1).click()
+    expect(body).to_contain_text('"number": 1}')
+    late.come()
+    expect(page.locator("#letter-title")).to_have_text("Dead letter 0/1")
+    expect(body).to_contain_text('"number": 1}')
+
+
+def test_letters_of_an_earlier_filter_that_come_late_are_not_shown(visits: Visits, site: ApiSite) -> None:
+    site.give_up(b"other", group="till", why="closed")
+    page = visits().enter("#letters")
+    expect(page.locator("#letters tbody tr:nth-child(50)")).to_be_visible()
+    late = LateAnswers(page, "dead-letters[?]group=baristas")
+    group, first = page.locator("#letters-filter [name=group]"), page.locator("#letters tbody tr").first
+    for name in ("baristas", "till"):
+        group.fill(name)
+        page.get_by_role("button", name="Look").click()
+    expect(first).to_contain_text("till")
+    late.come()
+    expect(first).to_contain_text("till")
+
+
+def test_the_life_of_an_earlier_message_that_comes_late_is_not_told(visits: Visits) -> None:
+    page = visits().enter("#lanes")
+    late = LateAnswers(page, "message[?].*queue_offset=0&")
+    page.evaluate("location.hash = '#message?topic=orders&queue_id=0&queue_offset=0'")
+    expect(page.locator("#life")).to_have_text("reading the tables")
+    page.locator("#message [name=queue_offset]").fill("7")
+    page.get_by_role("button", name="Tell").click()
+    expect(page.locator("#life h3").first).to_have_text("orders/0/7")
+    late.come()
+    expect(page.locator("#life h3").first).to_have_text("orders/0/7")
+
+
+def test_lanes_of_an_earlier_search_that_come_late_are_not_shown(visits: Visits) -> None:
+    page = visits().enter()
+    expect(page.locator("#lanes tbody tr:nth-child(50)")).to_be_visible()
+    page.get_by_role("button", name="Pause").click()
+    late = LateAnswers(page, "lanes[?]search=group-0")
+    search, pager = page.get_by_label("Topic or group"), page.locator("#lanes .pager")
+    with page.expect_request(re.compile("lanes[?]search=group-0")):
+        search.fill("group-0")
+    search.fill("group-1")
+    expect(page.locator("#lanes tbody tr").first).to_contain_text("group-1")
+    late.come()
+    expect(page.locator("#lanes tbody tr").first).to_contain_text("group-1")
+    expect(pager).to_contain_text("1 to 50 of 250")
 
 
 def test_a_pause_asks_nothing_more(visits: Visits) -> None:

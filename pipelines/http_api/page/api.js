@@ -23,6 +23,17 @@ export function get(path, parameters = {}) {
   return ask(`/api/v1/${path}${query ? `?${query}` : ""}`, {});
 }
 
+/* The requests of a place of the page: an answer may come after the one to a later request, and says nothing any more. */
+export class Turns {
+  #latest = 0;
+
+  // Returns whether no later turn has begun, each time that it is called.
+  begin() {
+    const turn = ++this.#latest;
+    return () => turn === this.#latest;
+  }
+}
+
 export function post(path, content) {
   const headers = { "Content-Type": "application/json" };
   return ask(`/api/v1/${path}`, { method: "POST", body: JSON.stringify(content), headers });

@@ -1,6 +1,6 @@
 // Lanes: how far each is, how old its oldest message is, who waits, and what blocks it, with the times that the state has.
 
-import { get } from "./api.js";
+import { Turns, get } from "./api.js";
 import { Pager, Table, badge, element } from "./dom.js";
 import { NONE, ago, clock, count, counted, duration } from "./format.js";
 
@@ -10,6 +10,7 @@ const HOLDS = { batch: "batch in flight", pause: "paused", in_flight_max: "in-fl
 export class Lanes {
   constructor(section) {
     this.form = section.querySelector("form");
+    this.turns = new Turns();
     this.nowMs = Date.now();
     this.table = new Table(section.querySelector("table"), this.#columns(), "no lanes: no group has popped a queue");
     this.pager = new Pager(section.querySelector(".scroll"), LIMIT, () => this.refresh());
@@ -26,8 +27,10 @@ export class Lanes {
   }
 
   async refresh() {
+    const isLatest = this.turns.begin();
     const { search, order } = Object.fromEntries(new FormData(this.form));
     const page = await get("lanes", { search, order, skip: this.pager.skip, limit: LIMIT });
+    if (!isLatest()) return;
     this.nowMs = Date.now();
     this.table.show(page.lanes);
     this.pager.show(page.lanes.length, page.total);

@@ -1,11 +1,12 @@
 // Dead letters: look at them, and redrive some behind the token.
 
-import { get, post } from "./api.js";
+import { Turns, get, post } from "./api.js";
 import { Pager, Table, element, notice } from "./dom.js";
 import { ago, bytes, count, counted, moment } from "./format.js";
 
 const LIMIT = 50;
 const AT_ONCE = 500;
+const shownTurns = new Turns();
 
 export class Letters {
   constructor(section) {
@@ -13,6 +14,7 @@ export class Letters {
     this.form = section.querySelector("#redrive");
     this.result = section.querySelector("#redrive-result");
     this.chosen = new Set();
+    this.turns = new Turns();
     this.nowMs = Date.now();
     this.table = new Table(section.querySelector("table"), this.#columns(), "no dead letters");
     this.pager = new Pager(section.querySelector(".scroll"), LIMIT, () => this.load());
@@ -36,14 +38,17 @@ export class Letters {
   async refresh() {}
 
   async load() {
+    const isLatest = this.turns.begin();
     try {
       const page = await get("dead-letters", { ...this.#selection(), handled: this.filter.elements.handled.checked || null, skip: this.pager.skip, limit: LIMIT });
+      if (!isLatest()) return;
       this.nowMs = Date.now();
       this.table.show(page.letters);
       this.pager.show(page.letters.length, null, page.has_more);
       const shown = new Set(page.letters.map((letter) => letter.letter));
       this.chosen = new Set([...this.chosen].filter((letter) => shown.has(letter)));
     } catch (error) {
+      if (!isLatest()) return;
       this.table.show([]);
       this.pager.show(0, null, false);
       this.result.replaceChildren(notice(error.message, "bad"));
@@ -152,15 +157,17 @@ function isMeant(planned, { to }) {
 }
 
 async function show(place) {
+  const isLatest = shownTurns.begin();
   const dialog = document.querySelector("#letter");
   const body = dialog.querySelector("#letter-body");
   dialog.querySelector("#letter-title").textContent = `Dead letter ${place}`;
   body.replaceChildren(element("p", { class: "dim" }, "reading it"));
   dialog.showModal();
   try {
-    body.replaceChildren(...content(await get("dead-letter", { letter: place })));
+    const letter = await get("dead-letter", { letter: place });
+    if (isLatest()) body.replaceChildren(...content(letter));
   } catch (error) {
-    body.replaceChildren(notice(error.message, "bad"));
+    if (isLatest()) body.replaceChildren(notice(error.message, "bad"));
   }
 }
 

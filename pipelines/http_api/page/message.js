@@ -27,16 +27,17 @@ export class Message {
     const asked = given(this.form);
     const key = JSON.stringify(asked);
     if (this.asking === key) return;
+    // The answer to what was asked before may come later, and is then not told.
     this.asking = key;
     this.life.replaceChildren(element("p", { class: "dim" }, "reading the tables"));
     try {
       const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
       const found = await get("message", { ...asked, zone });
-      this.life.replaceChildren(...told(found));
+      if (this.asking === key) this.life.replaceChildren(...told(found));
     } catch (error) {
-      this.life.replaceChildren(notice(error.message, "bad"));
+      if (this.asking === key) this.life.replaceChildren(notice(error.message, "bad"));
     } finally {
-      this.asking = null;
+      if (this.asking === key) this.asking = null;
     }
   }
 

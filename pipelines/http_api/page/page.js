@@ -1,6 +1,6 @@
 // The status page: who owns the prefix, whether the job is ready, its figures, and one view at a time.
 
-import { ApiError, get, hasToken, rememberToken } from "./api.js";
+import { ApiError, Turns, get, hasToken, rememberToken } from "./api.js";
 import { Batches } from "./batches.js";
 import { element, notice } from "./dom.js";
 import { bytes, clock, count, counted, decimal, duration, moment } from "./format.js";
@@ -26,13 +26,14 @@ let shown = home;
 let isPaused = false;
 let isOpen = false;
 let timer;
-let latest = 0;
+const turns = new Turns();
 
 async function refresh() {
   clearTimeout(timer);
-  const turn = ++latest;
+  const isLatest = turns.begin();
   const name = shown;
   const [status, view] = await Promise.allSettled([get("status", { limit: 0 }), views[name].refresh()]);
+  if (!isLatest()) return;
   if (status.reason) {
     showProblem(status.reason);
   } else {
@@ -44,7 +45,7 @@ async function refresh() {
     showViewProblem(name, isSaid ? undefined : view.reason);
   }
   const isOther = isOpen && name !== shown;
-  if (turn === latest && !isPaused && !document.hidden) timer = setTimeout(refresh, isOther ? 0 : EACH_MS);
+  if (!isPaused && !document.hidden) timer = setTimeout(refresh, isOther ? 0 : EACH_MS);
 }
 
 function open() {

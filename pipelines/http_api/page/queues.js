@@ -1,6 +1,6 @@
 // Queues with their positions.
 
-import { get } from "./api.js";
+import { Turns, get } from "./api.js";
 import { Pager, Table, element } from "./dom.js";
 import { NONE, count } from "./format.js";
 
@@ -19,6 +19,7 @@ const COLUMNS = [
 export class Queues {
   constructor(section) {
     this.form = section.querySelector("form");
+    this.turns = new Turns();
     this.table = new Table(section.querySelector("table"), COLUMNS, "no queues");
     this.pager = new Pager(section.querySelector(".scroll"), LIMIT, () => this.refresh());
     this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -32,8 +33,10 @@ export class Queues {
   }
 
   async refresh() {
+    const isLatest = this.turns.begin();
     const search = new FormData(this.form).get("search");
     const page = await get("queues", { search, skip: this.pager.skip, limit: LIMIT });
+    if (!isLatest()) return;
     this.table.show(page.queues);
     this.pager.show(page.queues.length, page.total);
   }
