@@ -36,6 +36,7 @@ from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginnin
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.queues.message_queues import MessageQueues
 from pipelines.cluster.state_partitions import require_rescaled, state_partitions
+from pipelines.cluster.watch.audit_retention import AuditRetention
 from pipelines.cluster.watch.cluster_answers import ClusterAnswers
 from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
 from pipelines.cluster.watch.driver_watch import DriverWatch
@@ -141,7 +142,8 @@ class ClusterJob:
             audit = self._start_audit(identity, tables)
             self._start_deciding(identity, committed, results, internal)
             self._start_message_queues(identity, internal)
-            watch = self._watch_of_driver(ops, committed, ownership, audit)
+            retention = self._audit_retention(identity, internal[self.internal.audit])
+            watch = self._watch_of_driver(ops, committed, ownership, audit, retention)
             self._start_ticker(ops.partition_count, watch)
             self._serve(watch)
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
@@ -265,8 +267,20 @@ class ClusterJob:
         self._stack.callback(lambda: audit.stop(drains=self._end.is_stopping and self.failure is None))
         return audit
 
+    def _audit_retention(self, identity: CheckpointIdentity, audit: TopicFacts) -> AuditRetention:
+        def written() -> Mapping[int, int]:
+            found = last_committed(self._spark, audit_checkpoint(self.cluster.checkpoint), audit.name)
+            return identity.audit_from if found is None else found.ends
+
+        return AuditRetention(self.connection, audit, written)
+
     def _watch_of_driver(
-        self, ops: TopicFacts, committed: Committed, ownership: PrefixOwnership, audit: KeptQuery
+        self,
+        ops: TopicFacts,
+        committed: Committed,
+        ownership: PrefixOwnership,
+        audit: KeptQuery,
+        retention: AuditRetention,
     ) -> DriverWatch:
         return DriverWatch(
             self._spark,
@@ -278,6 +292,7 @@ class ClusterJob:
             committed=committed,
             owner=lambda: ownership.owner,
             audit=audit,
+            retention=retention,
             failure=lambda: self.failure,
             on_failure=self._end.fail_unless_stopping,
         )

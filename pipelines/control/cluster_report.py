@@ -56,6 +56,7 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
             there were none.
         queries: The queries that have reported progress.
         audit_failures: How often the query that writes the tables has failed and was started again.
+        audit_overdue: Entries that are not written and older than half of the retention of their topic.
     """
 
     master: str = ""
@@ -64,6 +65,7 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     skew: float | None = None
     queries: list[QueryReport] = []
     audit_failures: int = 0
+    audit_overdue: int = 0
 
     @property
     def busiest(self) -> ShardReport | None:

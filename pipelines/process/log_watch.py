@@ -13,7 +13,7 @@ from pipelines.loops.periodic import Periodic
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 
-__all__ = ["LogWatch", "StallClock"]
+__all__ = ["REQUEST_TIMEOUT_S", "LogWatch", "StallClock", "due_offsets"]
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +48,25 @@ class StallClock:
         if not self._patience_s or stalled_s < self._patience_s:
             return None
         return f"nothing has been decided for {stalled_s:.0f} s; records waiting: {lag:,}"
+
+
+def due_offsets(
+    consumer: KafkaConsumer, end: Mapping[TopicPartition, int], keeps_ms: int | None, now_ms: float
+) -> dict[TopicPartition, int]:
+    """Return the first offsets that are younger than half of the retention of their topic.
+
+    Args:
+        consumer: Asks Kafka.
+        end: The ends of the partitions.
+        keeps_ms: The retention; None: for ever, and nothing is due.
+        now_ms: The time.
+    """
+    half_ago_ms = now_ms - (float("inf") if keeps_ms is None else keeps_ms) / 2
+    if half_ago_ms < 0:
+        return {}
+    asked = dict.fromkeys(end, int(half_ago_ms))
+    younger = consumer.offsets_for_times(asked, timeout_ms=REQUEST_TIMEOUT_S * 1000)
+    return {at: end[at] if first is None else first.offset for at, first in younger.items()}
 
 
 class LogWatch:
@@ -130,7 +149,8 @@ class LogWatch:
                 end = consumer.end_offsets(self._partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
                 lags = self._behind(end)
                 lag = sum(lags.values())
-                overdue = sum(self._behind(self._due(consumer, end)).values()) if lag else 0
+                due = due_offsets(consumer, end, self._retention_ms, time.time() * 1000) if lag else {}
+                overdue = sum(self._behind(due).values())
             except Exception as error:  # noqa: BLE001 - any error leaves the end of the log unknown
                 if self._problem is None:
                     self._away_since = asked_at
@@ -150,15 +170,6 @@ class LogWatch:
         """Return, by partition, the number of offsets below these that are not decided."""
         decided = self._decided()
         return {at.partition: max(0, offset - decided.get(at.partition, 0)) for at, offset in offsets.items()}
-
-    def _due(self, consumer: KafkaConsumer, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the first offsets that are younger than half of the topic's retention."""
-        half_ago_ms = time.time() * 1000 - (self._retention_ms or float("inf")) / 2
-        if half_ago_ms < 0:
-            return {}
-        asked = dict.fromkeys(self._partitions, int(half_ago_ms))
-        younger = consumer.offsets_for_times(asked, timeout_ms=REQUEST_TIMEOUT_S * 1000)
-        return {at: end[at] if first is None else first.offset for at, first in younger.items()}
 
     def _set_stall(self, stall: str | None) -> None:
         if stall and not self._stall:

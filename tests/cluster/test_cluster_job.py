@@ -98,6 +98,10 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
         for partition in range(2):
             assert f'popstream_shard_lag_records{{partition="{partition}",query="decide_ops"}} ' in shown
         assert 'popstream_cluster_batch_id{query="audit"} ' in shown
+        retention = job.answers._watch._retention
+        assert retention._written().keys() == set(range(job.cluster.audit_partitions))
+        retention.look()
+        assert retention.overdue == 0
         with pytest.raises(Invalid, match="belongs to another state"):
             job_of(cluster_spark, kafka, topic_prefix, tmp_path / "other").start()
     # The same state goes on.

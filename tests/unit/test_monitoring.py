@@ -1,7 +1,8 @@
 """Claim: the alert rules and the dashboard ask for metrics and labels that a job exports, and for all that alert.
 
 Method: they are compared with the definitions of the metrics, and with two scrapes of the endpoint of a job in memory:
-one after a start, and one after everything that can go wrong with operations has. `promtool` also checks their syntax,
+one after a start, and one after everything that can go wrong with operations has; both with those of a driver, which
+reports what it is given. `promtool` also checks their syntax,
 and plays docker/alerts_test.yaml, where it is installed.
 """
 
@@ -13,17 +14,22 @@ import subprocess
 import urllib.request
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker_state.store.rocks_store import RocksStore
+from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
+from pipelines.control.cluster_metric_definitions import METRICS_OF_EVERY_JOB, ClusterMetric
+from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.lane_views import scan_queues
 from pipelines.control.lane_watch import LaneWatch
-from pipelines.control.messages import OwnerView
+from pipelines.control.messages import JobReport, OwnerView
 from pipelines.control.metric_definitions import Metric, MetricKind
 from pipelines.control.metrics import Metrics
 from pipelines.decide_ops.decode import KafkaRecord
@@ -46,7 +52,7 @@ GROUPING = re.compile(r"\bby\s*\(([^)]*)\)")
 def exported() -> dict[str, set[str]]:
     """The labels of each series that a job exports, by name."""
     found: dict[str, set[str]] = {}
-    for metric in Metric:
+    for metric in (*Metric, *ClusterMetric):
         name, kind, _, _, labels = metric.value
         if kind is MetricKind.HISTOGRAM:
             found[f"{name}_bucket"] = {*labels, "le"}
@@ -128,7 +134,7 @@ def test_a_job_that_is_away_is_found_while_others_are_scraped() -> None:
 def test_every_metric_to_alert_on_has_a_rule_and_no_other() -> None:
     asked = {name for rule in rules() for name, _ in SERIES.findall(rule["expr"])}
     named = {re.sub("_bucket$", "", name) for name in asked} - {Metric.LANE_DELIVERED.value.name}  # to compare with
-    assert named == {metric.value.name for metric in Metric if metric.value.alert}
+    assert named == {metric.value.name for metric in (*Metric, *ClusterMetric) if metric.value.alert}
 
 
 @pytest.mark.parametrize("expression", list(dashboard_expressions()))
@@ -156,6 +162,38 @@ def test_the_dashboard_shows_every_metric_and_no_panel_covers_another() -> None:
 Series = tuple[str, frozenset[tuple[str, str]]]
 """Name and labels."""
 
+PROGRESS = {
+    "batchId": 7,
+    "timestamp": "2030-01-31T12:00:00.000Z",
+    "numInputRows": 120,
+    "durationMs": {"triggerExecution": 250},
+    "sources": [{"endOffset": '{"t":{"0":10,"1":5}}', "latestOffset": '{"t":{"0":12,"1":5}}'}],
+    "stateOperators": [{"numRowsTotal": 300, "memoryUsedBytes": 4096}],
+}
+OWNER = OwnerView(prefix="shop", state="01234567", since_ms=5, host="a", folder="/f", pid=7, term=1)
+
+
+def series_of(registry: CollectorRegistry) -> dict[Series, float]:
+    return series_in(generate_latest(registry).decode())
+
+
+def series_in(text: str) -> dict[Series, float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def series_of_a_driver() -> dict[Series, float]:
+    cluster = ClusterReport(shards=[ShardReport(partition=0, next_offset=9, lag=0, recent=4)], skew=1.0)
+    report = JobReport(folder="/f", apply_seq=7, owner=OWNER, cluster=cluster)
+    registry = CollectorRegistry()
+    queries: list[Any] = [SimpleNamespace(name=name, lastProgress=PROGRESS) for name in ("decide_ops", "audit")]
+    registry.register(ClusterMetrics(lambda: queries, lambda: report))
+    return series_of(registry)
+
+
 FIRST_REFUSED = {Metric.LANE_REFUSED.value.name}
 """Series that begin with the first refusal: there are too many reasons for one each."""
 
@@ -170,9 +208,7 @@ class Scraped:
 
     def __init__(self, root: Path) -> None:
         self.metrics = Metrics()
-        self.metrics.show_owner(
-            OwnerView(prefix="shop", state="01234567", since_ms=5, host="a", folder="/f", pid=7, term=1)
-        )
+        self.metrics.show_owner(OWNER)
         app = metrics_app(self.metrics.registry, list)
         with RocksStore(root / "state") as store, HttpServer([Listener("127.0.0.1", 0, app, "metrics_port")]) as server:
             self.watch = LaneWatch(store, self.metrics.lanes, 10)
@@ -198,12 +234,7 @@ class Scraped:
 
     def scrape(self, port: int) -> dict[Series, float]:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+            return {**series_of_a_driver(), **series_in(answer.read().decode())}
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +283,13 @@ def test_each_series_that_rises_from_an_error_was_there_with_0(scraped: Scraped)
         if series[0] in counted and value > scraped.at_start.get(series, 0)
     }
     assert counted - rose == {Metric.RESTARTS.value.name}, "the activity has everything that alerts count"
+
+
+def test_a_driver_exports_what_is_defined_for_it_and_nothing_else() -> None:
+    """Its own, and those of an embedded job on which the same alerts are."""
+    found = labels_in(series_of_a_driver())
+    defined = {metric.value.name: set(metric.value.labels) for metric in (*METRICS_OF_EVERY_JOB, *ClusterMetric)}
+    assert found == defined
 
 
 def test_promtool_accepts_the_rules_and_they_fire_as_their_tests_say() -> None:

@@ -10,7 +10,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pipelines.cluster.watch.query_progress import Progress, ReportingQuery
+from pipelines.control.cluster_metric_definitions import METRICS_OF_EVERY_JOB, ClusterMetric
 from pipelines.control.messages import JobReport
+from pipelines.control.metric_definitions import Metric as JobMetric
 
 __all__ = ["ClusterMetrics"]
 
@@ -36,12 +38,9 @@ class ClusterMetrics(Collector):
             yield from _of_job(self._report())
 
     def _of_queries(self) -> Iterator[Metric]:
-        lag = _gauge("shard_lag_records", "records of a partition that were not read yet", "query", "partition")
-        number = _gauge("cluster_batch_id", "number of the last micro-batch", "query")
-        records = _gauge("cluster_batch_records", "records of the last micro-batch", "query")
-        seconds = _gauge("cluster_batch_seconds", "seconds that the last micro-batch took", "query")
-        keys = _gauge("cluster_state_keys", "keys of the state, in all shards", "query")
-        memory = _gauge("cluster_state_bytes", "memory of the state store, in all executors", "query")
+        lag, number = _gauge(ClusterMetric.SHARD_LAG), _gauge(ClusterMetric.BATCH_ID)
+        records, seconds = _gauge(ClusterMetric.BATCH_RECORDS), _gauge(ClusterMetric.BATCH_SECONDS)
+        keys, memory = _gauge(ClusterMetric.STATE_KEYS), _gauge(ClusterMetric.STATE_BYTES)
         for query in self._queries():
             reported = query.lastProgress
             if reported is None:
@@ -59,24 +58,27 @@ class ClusterMetrics(Collector):
 
 
 def _of_job(report: JobReport) -> Iterator[Metric]:
-    """Yield what the embedded job has by the same names, and how the recent records are spread over shards."""
-    ready = _gauge("ready", "1 while nothing keeps the job from deciding or delivering")
+    """Yield what the embedded job has by the same names, and what only a cluster has."""
+    ready, lag, overdue, owner, since = map(_gauge, METRICS_OF_EVERY_JOB)
     ready.add_metric([], not report.not_ready_reasons)
-    lag = _gauge("ops_lag_records", "offsets of the ops topic that are not decided")
-    overdue = _gauge("ops_overdue_records", "undecided offsets that are older than half of the retention")
     lag.add_metric([], report.ops_lag or 0)
     overdue.add_metric([], report.ops_overdue or 0)
-    recent = _gauge("shard_recent_records", "offsets of a partition decided in the last ten minutes", "partition")
-    skew = _gauge("shard_skew", "recent offsets of the busiest shard as a multiple of the mean; 1: all had as many")
-    failures = _gauge("audit_failures", "how often the query that writes the tables has failed and was started again")
+    if (found := report.owner) is not None:
+        owner.add_metric([found.prefix, found.state, found.host, found.folder], 1)
+        since.add_metric([], found.since_ms / 1000)
+    yield from (ready, lag, overdue, owner, since)
+    recent, skew = _gauge(ClusterMetric.SHARD_RECENT), _gauge(ClusterMetric.SHARD_SKEW)
+    failures, waiting = _gauge(ClusterMetric.AUDIT_FAILURES), _gauge(ClusterMetric.AUDIT_OVERDUE)
     if (cluster := report.cluster) is not None:
         for shard in cluster.shards:
             recent.add_metric([str(shard.partition)], shard.recent)
         if cluster.skew is not None:
             skew.add_metric([], cluster.skew)
         failures.add_metric([], cluster.audit_failures)
-    yield from (ready, lag, overdue, recent, skew, failures)
+        waiting.add_metric([], cluster.audit_overdue)
+    yield from (recent, skew, failures, waiting)
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"popstream_{name}", text, labels=labels)
+def _gauge(metric: JobMetric | ClusterMetric) -> GaugeMetricFamily:
+    name, _, text, _, labels = metric.value
+    return GaugeMetricFamily(name, text, labels=labels)

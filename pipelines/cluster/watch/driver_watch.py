@@ -11,6 +11,7 @@ from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.checkpoint_layout import AUDIT, BUILD_UNITS, DECIDE_OPS
 from pipelines.cluster.committed import Committed
 from pipelines.cluster.kept_query import KeptQuery
+from pipelines.cluster.watch.audit_retention import AuditRetention
 from pipelines.cluster.watch.query_progress import ProgressWatch, skew_of
 from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.messages import JobReport, OwnerView
@@ -38,6 +39,7 @@ class DriverWatch:
         committed: What the deciding query had committed before it was started.
         owner: Returns the job as the owner of the prefix.
         audit: The query that writes rows.
+        retention: Looks whether what it has not written is about to be deleted.
         failure: Returns the error that ended the job, or None.
         on_failure: Called with the error when the job cannot go on with the ops topic.
 
@@ -57,6 +59,7 @@ class DriverWatch:
         committed: Committed,
         owner: Callable[[], Owner],
         audit: KeptQuery,
+        retention: AuditRetention,
         failure: Callable[[], BaseException | None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -67,6 +70,7 @@ class DriverWatch:
         self._tables = tables
         self._owner = owner
         self._audit = audit
+        self._retention = retention
         self._failure = failure
         self.progress = ProgressWatch(self.queries, committed.ends, DECIDE_OPS, batch_id=committed.batch_id)
         self._sampling = Periodic("progress", SAMPLE_INTERVAL_S, self.progress.sample)
@@ -75,11 +79,13 @@ class DriverWatch:
     def start(self) -> None:
         """Start the threads."""
         self._sampling.start()
+        self._retention.start()
         self._log.start()
 
     def stop(self) -> None:
         """End the threads."""
         self._log.stop()
+        self._retention.stop()
         self._sampling.stop()
 
     def queries(self) -> list[StreamingQuery]:
@@ -97,7 +103,7 @@ class DriverWatch:
         ended = None if failure is None else f"the job has ended: {failure}"
         problem = self._audit.problem
         no_rows = None if problem is None else f"decided rows wait, and are not written to the tables: {problem}"
-        reasons = [reason for reason in (self._log.problem, ended, no_rows) if reason]
+        reasons = [reason for reason in (self._log.problem, ended, no_rows, self._retention.problem) if reason]
         return [completed_commands(reason, elsewhere=True) for reason in reasons]
 
     def report(self) -> JobReport:
@@ -130,4 +136,5 @@ class DriverWatch:
             skew=skew_of(recent),
             queries=[found.report(name) for name, found in sorted(self.progress.last.items())],
             audit_failures=self._audit.failures,
+            audit_overdue=self._retention.overdue,
         )

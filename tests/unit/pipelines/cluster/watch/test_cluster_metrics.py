@@ -56,7 +56,7 @@ def test_a_job_tells_what_an_embedded_one_does_and_how_its_records_are_spread() 
         apply_seq=7,
         ops_lag=5,
         not_ready_reasons=["Kafka is away"],
-        cluster=ClusterReport(shards=shards, skew=2.25, audit_failures=3),
+        cluster=ClusterReport(shards=shards, skew=2.25, audit_failures=3, audit_overdue=17),
     )
     registry = CollectorRegistry()
     registry.register(ClusterMetrics(lambda: (), lambda: report))
@@ -66,3 +66,4 @@ def test_a_job_tells_what_an_embedded_one_does_and_how_its_records_are_spread() 
     assert 'popstream_shard_recent_records{partition="0"} 90.0' in text
     assert "popstream_shard_skew 2.25" in text
     assert "popstream_audit_failures 3.0" in text
+    assert "popstream_audit_overdue_records 17.0" in text
