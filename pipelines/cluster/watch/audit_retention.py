@@ -38,7 +38,7 @@ class AuditRetention:
         self._audit = audit
         self._written = written
         self.overdue = 0
-        self._looking = Periodic("audit_retention", INTERVAL_S, self.look)
+        self._looking = Periodic("audit-retention", INTERVAL_S, self.look)
 
     def start(self) -> None:
         """Start the thread."""
