@@ -69,7 +69,7 @@ def unequal_row_totals(delta_root: Path, versions: Mapping[str, int], scope: Sco
 
 def _unequal(delta_root: Path, table: str, version: int, scope: Scope) -> Iterator[tuple[Key, RowTotal, RowTotal]]:
     txns = require_table_log(table_path(delta_root, table), version).txns
-    written = WrittenTotals(txns)
+    written = WrittenTotals(table, txns)
     found = _found(delta_root, table, version, written.after, scope)
     uncounted = epochs_of(txns, table) - written.by_epoch.keys()
     first_day = first_day_of(txns) or dt.date.min

@@ -163,7 +163,7 @@ def _written_anew(
 ) -> DataFile:
     """Write a file without the texts, synced, which no commit names yet; add the change of digests to `changes`."""
     made, schema = path / unquote(name), data_schema(table)
-    written = WrittenTotals(found.txns)
+    written = WrittenTotals(table.name, found.txns)
     with OpenedFile.of(path, file) as opened, parquet_writer(made, schema) as writer:
         opened.require_no_other_columns(schema)
         for complete in opened.each_row_group(schema, table.optional_columns):

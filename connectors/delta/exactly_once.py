@@ -141,7 +141,9 @@ class ExactlyOnceTable:
         if self._durable:
             sync_commits(self._path, recent)
         self.delivered = self.delivered_when_opened = self.committed
-        self._totals = RowTotalsWriter(self._state_epoch, log.txns, self.committed, was_restored=_has_restore(recent))
+        self._totals = RowTotalsWriter(
+            self.name, self._state_epoch, log.txns, self.committed, was_restored=_has_restore(recent)
+        )
         self._version = version
         self._own_commit: tuple[int, int] | None = None
         """Identity of the file of this process's last commit."""

@@ -22,7 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from connectors.delta.damage import how_to_repair
 from connectors.delta.row_digest import row_digests
+from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,7 +98,11 @@ class WrittenTotals:
     """What the log of a table says about the rows that have been written to it.
 
     Args:
+        table: Name of the table.
         txns: The last `txnVersion` by `txnAppId`.
+
+    Raises:
+        Corrupt: An entry of the log is damaged.
 
     Attributes:
         by_epoch: By state epoch and date, the total of the rows that are counted. None: it is not known.
@@ -105,24 +111,31 @@ class WrittenTotals:
             need not wait for the writer, whose totals stay as they were.
     """
 
-    def __init__(self, txns: Mapping[str, int]) -> None:
+    def __init__(self, table: str, txns: Mapping[str, int]) -> None:
+        """Read the entries of the totals."""
         self.by_epoch: dict[str, dict[dt.date, RowTotal | None]] = {}
         self.after: dict[str, int] = {}
         self.erased: dict[tuple[str, dt.date], int] = {}
         for app, version in txns.items():
-            family, epoch, *of_epoch = app.split("/", maxsplit=2)
-            if family != _FAMILY:
+            if not app.startswith(f"{_FAMILY}/"):
                 continue
-            rest = of_epoch[0]
-            if rest == _AFTER:
-                self.after[epoch] = version
-                self.by_epoch.setdefault(epoch, {})
-            elif rest.endswith("/erased"):
-                self.erased[epoch, dt.date.fromisoformat(rest.removesuffix("/erased"))] = version
-            elif rest.endswith("/rows"):
-                date = rest.removesuffix("/rows")
-                total = None if version == _UNKNOWN else RowTotal(version, txns[_app(epoch, f"{date}/digest")])
-                self.by_epoch.setdefault(epoch, {})[dt.date.fromisoformat(date)] = total
+            try:
+                self._read(app, version, txns)
+            except (KeyError, ValueError) as error:
+                message = f"the log of {table} is damaged: {app!r} is no total of rows: {how_to_repair(table)}"
+                raise Corrupt(message, subject=table) from error
+
+    def _read(self, app: str, version: int, txns: Mapping[str, int]) -> None:
+        _, epoch, rest = app.split("/", maxsplit=2)
+        date, _, of = rest.rpartition("/")
+        if rest == _AFTER:
+            self.after[epoch] = version
+            self.by_epoch.setdefault(epoch, {})
+        elif of == "erased":
+            self.erased[epoch, dt.date.fromisoformat(date)] = version
+        elif of == "rows":
+            total = None if version == _UNKNOWN else RowTotal(version, txns[_app(epoch, f"{date}/digest")])
+            self.by_epoch.setdefault(epoch, {})[dt.date.fromisoformat(date)] = total
 
     def total(self, epoch: str, date: dt.date) -> RowTotal | None:
         """Return the total that the rows of a date have now; None: it is not known."""
@@ -195,14 +208,21 @@ class RowTotalsWriter:
     """Counts the rows that one writer commits.
 
     Args:
+        table: Name of the table.
         state_epoch: The epoch of the writer.
         txns: The last `txnVersion` by `txnAppId`, as the log has them.
         committed: Its last WriteBatch with rows in the table; -1: none.
         was_restored: The table was RESTOREd since the last commit of a job, and `popstream restore` has dealt with it.
+
+    Raises:
+        Corrupt: An entry of the log is damaged.
     """
 
-    def __init__(self, state_epoch: str, txns: Mapping[str, int], committed: int, *, was_restored: bool) -> None:
-        written = WrittenTotals(txns)
+    def __init__(
+        self, table: str, state_epoch: str, txns: Mapping[str, int], committed: int, *, was_restored: bool
+    ) -> None:
+        """Read the totals that the log has."""
+        written = WrittenTotals(table, txns)
         self._epoch = state_epoch
         self._totals = {day: total or NO_ROWS for day, total in written.by_epoch.get(state_epoch, {}).items()}
         self._adding: Totals = {}

@@ -130,7 +130,7 @@ def require_counted_rows(root: Path) -> None:
     """Of each table the rows are those that its log counts, of two runs of a job."""
     assert unequal(root, *AUDIT_TABLES.values()) == []
     for name in ("operations", "deliveries"):
-        (totals,) = WrittenTotals(require_table_log(table_path(root, name)).txns).by_epoch.values()
+        (totals,) = WrittenTotals(name, require_table_log(table_path(root, name)).txns).by_epoch.values()
         counted = sum(total.rows for total in totals.values() if total is not None)
         assert counted == DeltaTable(table_path(root, name)).to_pyarrow_table().num_rows > 0
 

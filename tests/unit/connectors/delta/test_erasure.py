@@ -41,7 +41,7 @@ def append_counted(root: Path, name: str, rows: list[Any], seq: int) -> None:
     """Append rows, and set their totals as a job does."""
     version = append_audit_rows(root, name, rows, seq)
     log = require_table_log(root / name)
-    totals = RowTotalsWriter("epoch-1", log.txns, seq - 1 if seq > 1 else -1, was_restored=False)
+    totals = RowTotalsWriter(name, "epoch-1", log.txns, seq - 1 if seq > 1 else -1, was_restored=False)
     before = version - 1
     for batch in each_batch(root / name, version, TABLES[name]):
         totals.add(batch.filter(pc.equal(batch["apply_seq"], seq)), "op_date")
@@ -52,7 +52,7 @@ def append_counted(root: Path, name: str, rows: list[Any], seq: int) -> None:
 def require_totals(root: Path, name: str) -> None:
     """The rows that are there have the totals that the log says."""
     log = require_table_log(root / name)
-    written = WrittenTotals(log.txns)
+    written = WrittenTotals(name, log.txns)
     found: dict[Any, Any] = {}
     for batch in each_batch(root / name, log.version, TABLES[name]):
         for day, total in totals_by_day(batch, "op_date").items():

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from connectors.delta.row_digest import row_digests
 from connectors.delta.row_totals import NO_ROWS, RowTotal, RowTotalsWriter, WrittenTotals, totals_by_day
+from connectors.delta.tables import AUDIT_TABLES, table_path
+from popstream.wire.base_errors import Corrupt
+from tests.support.written_rows import FIRST, rows_of, writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MONDAY, TUESDAY = dt.date(2026, 11, 23), dt.date(2026, 11, 24)
 
@@ -102,7 +110,7 @@ def test_the_sum_depends_on_the_rows_and_not_on_how_they_are_stored() -> None:
 def test_a_writer_goes_on_where_the_log_ends() -> None:
     txns: dict[str, int] = {}
     for count, day in ((5, MONDAY), (3, TUESDAY), (4, MONDAY)):
-        writer = RowTotalsWriter("e1", txns, -1, was_restored=False)
+        writer = RowTotalsWriter("operations", "e1", txns, -1, was_restored=False)
         writer.add(rows(count, day), "day")
         txns |= writer.txns()
         writer.committed()
@@ -111,38 +119,81 @@ def test_a_writer_goes_on_where_the_log_ends() -> None:
         MONDAY: totals_by_day(rows(5), "day")[MONDAY].plus(totals_by_day(rows(4), "day")[MONDAY]),
         TUESDAY: totals_by_day(rows(3, TUESDAY), "day")[TUESDAY],
     }
-    assert WrittenTotals(txns).by_epoch == {"e1": expected}
-    assert WrittenTotals(txns).after == {}
+    assert WrittenTotals("operations", txns).by_epoch == {"e1": expected}
+    assert WrittenTotals("operations", txns).after == {}
 
 
 def test_rows_of_a_commit_that_failed_do_not_count() -> None:
-    writer = RowTotalsWriter("e1", {}, -1, was_restored=False)
+    writer = RowTotalsWriter("operations", "e1", {}, -1, was_restored=False)
     writer.add(rows(5), "day")
     writer.discard()
     writer.add(rows(2), "day")
-    assert WrittenTotals(writer.txns()).by_epoch["e1"][MONDAY] == totals_by_day(rows(2), "day")[MONDAY]
+    assert WrittenTotals("operations", writer.txns()).by_epoch["e1"][MONDAY] == totals_by_day(rows(2), "day")[MONDAY]
 
 
 def test_an_epoch_that_an_older_version_began_counts_from_now_on() -> None:
-    writer = RowTotalsWriter("e1", {"apply_ops/operations/e1": 41}, 41, was_restored=False)
+    writer = RowTotalsWriter("operations", "e1", {"apply_ops/operations/e1": 41}, 41, was_restored=False)
     writer.add(rows(2), "day")
     txns = writer.txns()
-    assert WrittenTotals(txns).after == {"e1": 41}
-    later = RowTotalsWriter("e1", txns, 50, was_restored=False)
+    assert WrittenTotals("operations", txns).after == {"e1": 41}
+    later = RowTotalsWriter("operations", "e1", txns, 50, was_restored=False)
     later.add(rows(1), "day")
-    assert WrittenTotals(later.txns()).after == {}, "it is said once"
+    assert WrittenTotals("operations", later.txns()).after == {}, "it is said once"
 
 
 def test_after_a_restore_the_totals_of_earlier_epochs_are_unknown() -> None:
-    first = RowTotalsWriter("e1", {}, -1, was_restored=False)
+    first = RowTotalsWriter("operations", "e1", {}, -1, was_restored=False)
     first.add(rows(5), "day")
     txns = first.txns()
-    second = RowTotalsWriter("e2", txns, -1, was_restored=True)
+    second = RowTotalsWriter("operations", "e2", txns, -1, was_restored=True)
     second.add(rows(2), "day")
-    written = WrittenTotals({**txns, **second.txns()})
+    written = WrittenTotals("operations", {**txns, **second.txns()})
     assert written.by_epoch == {"e1": {MONDAY: None}, "e2": {MONDAY: totals_by_day(rows(2), "day")[MONDAY]}}
 
 
 def test_a_total_of_nothing_is_no_rows() -> None:
     assert totals_by_day(rows(0), "day") == {}
     assert RowTotal(0, 0) == NO_ROWS
+
+
+@pytest.mark.parametrize("of", ["counted/after", "2026-11-23/rows", "2026-11-23/digest", "2026-11-23/erased"])
+def test_a_flipped_bit_in_a_name_is_damage_of_the_log_or_changes_nothing(of: str) -> None:
+    """A commit in the middle of a log may be damaged: later ones then have the right entries as well."""
+    names = ["counted/after", "2026-11-23/rows", "2026-11-23/digest", "2026-11-23/erased"]
+    txns = {f"row_totals/e1/{name}": number for number, name in enumerate(names)} | {"history/first_day": 20_000}
+    name = f"row_totals/e1/{of}".encode()
+    refusals = {}
+    for place in range(len(name)):
+        for bit in range(7):
+            flipped = bytes([*name[:place], name[place] ^ 1 << bit, *name[place + 1 :]]).decode()
+            try:
+                WrittenTotals("operations", {**txns, flipped: 3})
+            except Corrupt as error:
+                refusals[flipped] = error.message
+    assert refusals == {
+        flipped: f"the log of operations is damaged: {flipped!r} is no total of rows: bring it back from a copy, or run"
+        " `popstream restore --rebuild operations`"
+        for flipped in refusals
+    }
+    assert bool(refusals) == (of in {"2026-11-23/rows", "2026-11-23/erased"})
+
+
+@pytest.mark.parametrize("name", ["row_totals", "history.first_day", "row_totals.e1"])
+def test_other_transactions_may_have_any_name(name: str) -> None:
+    assert WrittenTotals("operations", {name: 3}).by_epoch == {}
+
+
+def test_a_job_does_not_start_with_a_damaged_total(tmp_path: Path) -> None:
+    table = AUDIT_TABLES["operations"]
+    job = writer(tmp_path, table)
+    for seq in (1, 2):
+        job.append([rows_of(table, FIRST, seq)], seq)
+    commit = table_path(tmp_path, table.name) / "_delta_log" / f"{1:020d}.json"
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    for line in lines:
+        if line.get("txn", {}).get("appId", "").endswith("/rows"):
+            line["txn"]["appId"] = line["txn"]["appId"].replace("epoch", "epocj")
+    commit.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for opened in (job.reopen, lambda: writer(tmp_path, table)):
+        with pytest.raises(Corrupt, match="is no total of rows: bring it back"):
+            opened()
