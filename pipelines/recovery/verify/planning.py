@@ -133,7 +133,7 @@ def make_plan(
 
 
 def why_unusable(
-    plan: VerifyPlan, facts: StateFacts, log: LogFound, *, is_running: bool, since: str | None, keys: str
+    plan: VerifyPlan, facts: StateFacts, log: LogFound, *, image: Path | None, since: str | None, keys: str
 ) -> str | None:
     """Return why a plan that was kept does not hold any more; None: it does.
 
@@ -141,19 +141,23 @@ def why_unusable(
         plan: The plan.
         facts: Of the state as it is now.
         log: The ops topic as it is now.
-        is_running: The state goes on while it is verified, in a copy.
+        image: Where the copies are that a verification of a running job has begun with; None: the job does not run.
         since: The snapshot that is asked for.
         keys: Digest of the keys of handles and operations.
     """
     now, then = facts.applied, plan.applied
     decided = [each for each in facts.quarantine if each[1] < then.next_offset.get(each[0], 0)]
     is_same_state = now.state_epoch == then.state_epoch and (
-        now.apply_seq >= then.apply_seq if is_running else now.next_offset == then.next_offset
+        now.next_offset == then.next_offset if image is None else now.apply_seq >= then.apply_seq
     )
     reasons = (
         (plan.since == since, "it began elsewhere"),
         (plan.topic_id == log.topic_id and len(plan.end) == len(log.end_offset), "the ops topic is another one"),
         (plan.keys == keys, "the keys of handles or operations are other ones"),
+        (
+            image is None or Path(plan.state).is_relative_to(image.absolute()),
+            "the job runs now, and writes to the state that it began with",
+        ),
         (Path(plan.state).is_dir(), "the copy of the state is gone"),
         (is_same_state, "the state is another one"),
         (decided == plan.quarantine, "the quarantine is another one"),

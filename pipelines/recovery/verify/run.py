@@ -140,7 +140,8 @@ def _plan(
     keys = keys_digest(inputs.handle_ring, inputs.admin_ring)
     kept = None if fresh else read_plan(folder.plan)
     if kept is not None:
-        reason = why_unusable(kept, facts, inputs.log, is_running=inputs.is_copy, since=since, keys=keys)
+        image = folder.image if inputs.is_copy else None
+        reason = why_unusable(kept, facts, inputs.log, image=image, since=since, keys=keys)
         if reason is None:
             progress.begin("going on with the verification that was stopped")
             facts_of_state(Path(kept.state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -178,10 +179,15 @@ class VerifyScene:
     def work(self) -> WorkFolder:
         return WorkFolder(self.root / "verify")
 
-    def verify(self, **options: Any) -> Verified:
+    def verify(self, *, is_copy: bool = False, **options: Any) -> Verified:
+        """Verify the state; `is_copy`: a copy of it, as beside a running job."""
+        incoming = self.work().incoming
+        if is_copy:
+            shutil.copytree(self.state, incoming / "state")
         inputs = Inputs(
-            state=self.state,
+            state=incoming / "state" if is_copy else self.state,
             queues=None,
+            is_copy=is_copy,
             delta=self.delta,
             log=self.log,
             connection=KafkaConnection(""),

@@ -237,6 +237,7 @@ def test_differences_from_before_a_stop_are_kept(scene: VerifyScene) -> None:
         ("quarantine", "the quarantine is another one"),
         ("fresh", None),
         ("since", "it began elsewhere"),
+        ("job", "the job runs now, and writes to the state that it began with"),
     ],
 )
 def test_a_stopped_verification_is_given_up_when_its_inputs_have_changed(
@@ -262,6 +263,8 @@ def test_a_stopped_verification_is_given_up_when_its_inputs_have_changed(
         options = {"fresh": True}
     if changed == "since":
         options = {"since": "newest"}
+    if changed == "job":
+        options = {"is_copy": True}
     if changed in {"log", "since"}:
         with pytest.raises((Corrupt, Invalid)):
             scene.verify(**options)
@@ -270,6 +273,22 @@ def test_a_stopped_verification_is_given_up_when_its_inputs_have_changed(
     assert len(scene.decided) == scene.total
     said = [report.doing for report in scene.reports]
     assert (f"a verification that was stopped is given up: {why}" in said) == (why is not None)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_verification_that_began_beside_a_job_goes_on_with_its_copy(scene: VerifyScene, *, runs: bool) -> None:
+    """Whether the job has gone on meanwhile, or was stopped."""
+    scene.on_read = lambda read: (_ for _ in ()).throw(StoppedError) if read == scene.total // 2 else None
+    with pytest.raises(StoppedError):
+        scene.verify(is_copy=True)
+    scene.on_read = lambda _: None
+    if runs:
+        with RocksStore(scene.state) as store:
+            later = msgspec.structs.replace(scene.applied, apply_seq=scene.applied.apply_seq + 1)
+            key, value = next(iter(store.scan(STATE, b"")))
+            store.write_changes([(META, APPLIED_KEY, later.encode()), (STATE, key, value + b"!")])
+    assert scene.verify(is_copy=runs).differences == []
+    assert len(scene.decided) < scene.total
 
 
 def test_appends_and_compactions_of_the_job_do_not_end_a_stopped_verification(scene: VerifyScene) -> None:
