@@ -80,7 +80,7 @@ class Publisher:
         outbox: Is notified of every entry that Kafka has acknowledged.
         producer: Idempotent, with acks from all replicas.
         dead_letters: Reads the messages of dead letters.
-        prefix: Is asked before each entry.
+        prefix: Is asked before each record: a dead letter may be ten thousand of them.
         on_failure: Called once something cannot be published, from any thread; nothing more will be published.
     """
 
@@ -138,13 +138,17 @@ class Publisher:
         if self._failure is not None:
             raise self._failure
 
+    def abandon(self) -> None:
+        """Send nothing more, nor what is in flight: another job answers now."""
+        close_producer(self._producer, 0)
+
     def stop(self) -> None:
         """Finish requests in flight, and close the producer.
 
         Whatever Kafka does not acknowledge in time stays in the outbox. A job that is fenced abandons all requests.
         """
         if self._prefix.is_fenced:
-            close_producer(self._producer, 0)
+            self.abandon()
             self._dead_letters.close()
             return
         self._dead_letters.close()
@@ -152,7 +156,6 @@ class Publisher:
 
     def _send(self, entry: Entry, records: Iterable[_OutgoingRecord]) -> None:
         """Send the records of one entry, which is delivered when all of them are acknowledged."""
-        self._prefix.require()
         pending = 1  # this loop, so that the count does not reach 0 before all records are sent
         lock = threading.Lock()
 
@@ -165,6 +168,7 @@ class Publisher:
             self._outbox.delivered([entry.key])
 
         for record in records:
+            self._prefix.require()
             with lock:
                 pending += 1
             future = self._producer.send(

@@ -51,6 +51,7 @@ class BuilderService:
     store: RocksStore
     outbox: Outbox
     builder: Builder
+    transport: Transport
     sender: DispatchSender
     unit_flush: UnitFlush
     query: BuilderQuery
@@ -118,6 +119,10 @@ class BuilderService:
         topic = self.query.topics.get(queue[0])
         return None if topic is None else topic.ends.get(queue[1])
 
+    def abandon(self) -> None:
+        """Send nothing more, nor what is in flight: another job owns the prefix now."""
+        self.transport.close(0)
+
     def stop(self) -> None:
         """Stop the query, flush, and close the store. Does nothing unless it was started."""
         self._stack.close()
@@ -157,8 +162,8 @@ class BuilderService:
             prefix=self._settings.topic_prefix,
             admin_key=self._settings.admin_key,
         )
-        transport = self._stack.enter_context(Transport(client))
-        self.sender = DispatchSender(transport, self.outbox, self._declare_of)
+        self.transport = self._stack.enter_context(Transport(client))
+        self.sender = DispatchSender(self.transport, self.outbox, self._declare_of)
         self._stack.callback(self.sender.stop)
         self.sender.start()
         self.sender.send(self.outbox.undelivered(EntryKind.DISPATCH))

@@ -176,7 +176,15 @@ class Job:
         self._end.is_stopping = True
         if self.prefix_ownership is not None:
             self.prefix_ownership.hurry()
+            if self.prefix_ownership.is_fenced:
+                self._abandon_first()
         self._stack.close()
+
+    def _abandon_first(self) -> None:
+        """Send nothing more before anything else is stopped: a snapshot or a compaction may take a while to end."""
+        self._stack.callback(self.publisher.abandon)
+        if self.builder is not None:
+            self._stack.callback(self.builder.abandon)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed. False: it still runs after `timeout_s`."""

@@ -197,6 +197,24 @@ def test_a_fenced_job_publishes_nothing_and_abandons_what_was_not_sent(store: Ro
     assert (scene.producer.is_closed, scene.producer.close_timeout_s) == (True, 0)
 
 
+def test_a_job_that_is_fenced_within_a_letter_does_not_send_the_rest_of_it(store: RocksStore) -> None:
+    """A letter may name ten thousand messages, and the process may be frozen between two of them."""
+    scene = Scene(store, (10, None))
+    (entry,) = scene.outbox.undelivered(EntryKind.DEAD_LETTER)
+    scene.producer.sent.clear()
+
+    def messages() -> Iterator[tuple[int, None]]:
+        yield 10, None
+        scene.prefix.fenced = Fenced("another job has taken the prefix")
+        yield 11, None
+
+    with pytest.raises(Fenced):
+        scene.publisher._send_dead_letter(entry, LETTER, messages())
+    assert len(scene.producer.sent) == 1
+    scene.producer.sent[-1].on_success(None)
+    assert [each.key for each in scene.outbox.undelivered(EntryKind.DEAD_LETTER)] == [entry.key]
+
+
 def test_a_fenced_job_fails_as_fenced_also_where_dead_letters_are_read(store: RocksStore) -> None:
     scene = Scene(store, (10, None))
     fenced = Fenced("another job has taken the prefix")

@@ -9,9 +9,11 @@ import pytest
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from pipelines.build_consume_queue.service import BuilderService
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing.memory_job import MemoryJob
+from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Unavailable
 from tests.support.threads import leaves_no_thread
 
@@ -70,3 +72,23 @@ def test_a_failed_start_closes_what_it_has_opened(tmp_path: Path, monkeypatch: p
         assert built.unit_flush.calls == ["start", "stop"]  # type: ignore[attr-defined]
     RocksStore(built._folder.queues, BUILDER_FAMILIES).close()  # it is not locked
     built.stop()
+
+
+def test_an_abandoned_service_sends_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemoryJob()
+    for name, substitute in {
+        "units_in_delta": lambda *_: None,
+        "UnitFlush": Loop,
+        "Transport": lambda _: memory.transport(),
+        "BuilderQuery": Loop,
+    }.items():
+        monkeypatch.setattr(f"pipelines.build_consume_queue.service.{name}", substitute)
+    monkeypatch.setattr("pipelines.build_consume_queue.builder.Builder.begin_epoch", lambda *_: None)
+    with leaves_no_thread():
+        built = service(tmp_path).start()
+        built.abandon()
+        entries = built.builder.update_topics({"orders": MessageTopic("orders", "id", {0: 0}, {0: 0})}, {})
+        built.sender.send(entries)
+        assert (len(entries), memory.records) == (1, [])
+        assert [each.key for each in built.outbox.undelivered(EntryKind.DISPATCH)] == [entries[0].key]
+        built.stop()

@@ -127,6 +127,19 @@ def test_a_job_in_the_default_folder_names_it_to_other_processes(tmp_path: Path,
     assert completed_commands(RESTORE) == RESTORE
 
 
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_a_fenced_job_stops_sending_before_anything_else(tmp_path: Path, *, is_fenced: bool) -> None:
+    """A snapshot or a compaction in progress may keep the stop waiting for half a minute."""
+    job = damaged_job(JobSettings(folder=tmp_path / "job"))
+    stopped: list[str] = []
+    job.prefix_ownership = SimpleNamespace(is_fenced=is_fenced, hurry=lambda: None)
+    job.publisher = SimpleNamespace(abandon=lambda: stopped.append("publisher"))
+    job.builder = SimpleNamespace(abandon=lambda: stopped.append("builder"))
+    job._stack.callback(lambda: stopped.append("maintenance"))
+    job.stop()
+    assert stopped == (["builder", "publisher", "maintenance"] if is_fenced else ["maintenance"])
+
+
 @pytest.mark.parametrize("tables", [None, "shared"])
 def test_rows_in_tables_that_may_be_shared_need_an_owner_that_kafka_has_confirmed(
     tmp_path: Path, tables: str | None
