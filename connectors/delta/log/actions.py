@@ -1,7 +1,8 @@
 """The files of a Delta table's log, read action by action. A file that cannot be read is reported by table and name.
 
 Hadoop, with which Spark writes on a local disk, puts checksums beside each file (`.<name>.crc`), and refuses the file
-if they differ. They are verified here, too: otherwise a start would succeed, and its first commit would fail.
+if they differ. They are verified here, too: otherwise a start would succeed, and its first commit would fail. Commits
+that are made here have checksums of their own (commit_checksum.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.delta.log.commit_checksum import checksum_problem, known_empty
 from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 
@@ -103,13 +105,16 @@ def read_actions(file: Path, wanted: Sequence[str] = ()) -> list[Action]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        Corrupt: It cannot be read, or Hadoop's checksums of it differ.
+        Corrupt: It cannot be read, a checksum of it differs, or it has become empty.
     """
     try:
         data = file.read_bytes()
-        if not data and _COMMIT.fullmatch(file.name):
-            return []  # what a power loss leaves of a commit that was not synced: its rows are still in the outbox
-        problem = _checksum_problem(file, data)
+        is_commit = _COMMIT.fullmatch(file.name) is not None
+        if data:
+            own_problem = checksum_problem(int(file.stem), data) if is_commit else None
+            problem = own_problem or _checksum_problem(file, data)
+        else:
+            problem = _emptiness_problem(file) if is_commit else "it is empty"
         if problem is None:
             return _lines(data) if file.suffix == ".json" else _rows(data, wanted)
     except FileNotFoundError:
@@ -120,6 +125,19 @@ def read_actions(file: Path, wanted: Sequence[str] = ()) -> list[Action]:
     table = file.parent.parent.name
     message = f"the log of {table} is damaged: {file} cannot be read: {problem}"
     raise Corrupt(message, subject=table)
+
+
+def _emptiness_problem(commit: Path) -> str | None:
+    """Return why an empty commit is not what a power loss leaves of one that was not synced; None: it may be that.
+
+    The rows of such a commit are still in the outbox. Those of one that was emptied later are lost.
+    """
+    version = later = int(commit.stem)
+    while (file := commit.with_name(f"{(later := later + 1):020d}.json")).exists():
+        if data := file.read_bytes():
+            known = known_empty(data)
+            return None if known is None or version in known else f"it is empty, and was not when {later} was made"
+    return None  # the newest ones may be
 
 
 def _lines(data: bytes) -> list[Action]:

@@ -4,6 +4,9 @@
 .<random>.commit  ── synced ──> link to 00000000000000000042.json, the first version that is free
 ```
 
+It has a checksum of this version and of itself (commit_checksum.py), so it is written anew for each version that is
+tried.
+
 A link fails if its name exists, in any process, so a commit made here never replaces another. Spark, on a local disk,
 looks whether the file exists and then renames over it, with a lock that holds within one JVM only (`HDFSLogStore`): a
 Spark of somebody else, in the moment between its look and its rename, may replace a commit made here. Storage without
@@ -12,13 +15,13 @@ hard links is refused by the start of a job (`pipelines.process.preflight`).
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from connectors.delta.log.commit_checksum import with_checksum
 from connectors.delta.log.commits import Commit, commit_file, commits_after, commits_up_from, sync, sync_commits
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ def write_commit(
     Args:
         table: Folder of the table.
         read_version: A version that exists, or existed.
-        actions: The lines of the commit. Their data files are on the disk.
+        actions: The lines of the commit, of which the first one is that of `commit_info`. Their data files are on the
+            disk.
         examine: Called with each commit after `read_version`, in order, before one is made on top of it. Raises if
             there must be none.
         durable: Make the commits after `read_version`, and this one, survive a power loss.
@@ -54,14 +58,7 @@ def write_commit(
             synced: data files of an error are deleted by `deleted_unless_committed` alone.
     """
     log = table / "_delta_log"
-    unnamed = log / f".{secrets.token_hex(16)}.commit"
-    try:
-        unnamed.write_bytes(b"\n".join(map(msgspec.json.encode, actions)) + b"\n")
-        if durable:
-            sync(unnamed)
-        version = _linked_after(table, read_version, unnamed, examine, durable=durable)
-    finally:
-        unnamed.unlink(missing_ok=True)
+    version = _linked_after(table, read_version, list(actions), examine, durable=durable)
     # What a power loss has left of a lost commit with this version: Hadoop would compare this one with it.
     (log / f".{version:020d}.json.crc").unlink(missing_ok=True)
     if durable:
@@ -108,18 +105,46 @@ def txn_action(app_id: str, version: int) -> dict[str, Any]:
     return {"txn": {"appId": app_id, "version": version, "lastUpdated": int(time.time() * 1000)}}
 
 
-def _linked_after(table: Path, version: int, unnamed: Path, examine: Callable[[Commit], None], *, durable: bool) -> int:
+def _linked_after(
+    table: Path, version: int, actions: list[Mapping[str, Any]], examine: Callable[[Commit], None], *, durable: bool
+) -> int:
     while True:
         for commit in _commits_since(table, version):
             examine(commit)
             if durable:
                 sync_commits(table, [commit])
             version = commit.version
+        data = with_checksum(version + 1, actions, _empty_up_to(table, version))
         try:
-            os.link(unnamed, commit_file(table, version + 1))
+            _link(data, commit_file(table, version + 1), durable=durable)
         except FileExistsError:
             continue
         return version + 1
+
+
+def _link(data: bytes, commit: Path, *, durable: bool) -> None:
+    """Make a commit, whole. Raises FileExistsError if there is one of this version."""
+    unnamed = commit.with_name(f".{secrets.token_hex(16)}.commit")
+    try:
+        unnamed.write_bytes(data)
+        if durable:
+            sync(unnamed)
+        os.link(unnamed, commit)
+    finally:
+        unnamed.unlink(missing_ok=True)
+
+
+def _empty_up_to(table: Path, version: int) -> list[int]:
+    """Return the versions from this one downwards whose commits are empty."""
+    files = itertools.takewhile(_is_empty, (commit_file(table, number) for number in range(version, -1, -1)))
+    return [int(file.stem) for file in files]
+
+
+def _is_empty(file: Path) -> bool:
+    try:
+        return file.stat().st_size == 0
+    except FileNotFoundError:  # deleted after a week
+        return False
 
 
 def _commits_since(table: Path, version: int) -> list[Commit]:

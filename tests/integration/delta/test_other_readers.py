@@ -65,6 +65,14 @@ def moment() -> dt.datetime:
     return dt.datetime.fromtimestamp((NOW_MS + DAY_MS) / 1000, dt.UTC)
 
 
+def test_readers_of_the_history_pass_over_the_checksum_of_a_commit(spark: SparkSession, table: Path) -> None:
+    by_spark = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").collect()
+    by_delta_rs = DeltaTable(table).history()
+    assert "popstreamChecksum" in by_delta_rs[0]
+    assert [row["operation"] for row in by_spark] == [commit["operation"] for commit in by_delta_rs]
+    assert {"WRITE", "OPTIMIZE"} <= {row["operation"] for row in by_spark}
+
+
 def test_a_timestamp_is_that_of_the_milliseconds_in_every_reader(
     spark: SparkSession, table: Path, moment: dt.datetime
 ) -> None:

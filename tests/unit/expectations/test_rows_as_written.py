@@ -7,6 +7,7 @@ as somebody would use it, does one corruption to each date. Nothing else may be 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -117,14 +118,14 @@ def test_nothing_else_is_found(corrupted: list[dict[str, Any]]) -> None:
 
 
 def test_rows_of_an_older_version_are_not_counted(tmp_path: Path) -> None:
-    """Its commits have no totals: here they are taken out of the log."""
+    """Its commits have no totals and no checksum: here they are taken out of the log."""
     table = TABLES["rejected"]
     writer(tmp_path, table).append([rows_of(table, FIRST)], 1)
     commit = table_path(tmp_path, table.name) / "_delta_log" / f"{1:020d}.json"
     lines = commit.read_text().splitlines(keepends=True)
     older = [line for line in lines if "row_totals/" not in line]
     assert len(lines) - len(older) == 2
-    commit.write_text("".join(older))
+    commit.write_text(re.sub(',"popstreamChecksum":"[0-9a-f]{8}"', "", "".join(older)))
     assert unequal(tmp_path, table) == []
     writer(tmp_path, table).append([rows_of(table, FIRST, 2)], 2)
     assert unequal(tmp_path, table) == []

@@ -12,7 +12,7 @@ import pytest
 
 from connectors.delta.compaction import compact
 from connectors.delta.log.commits import commit_file
-from connectors.delta.log.write_commit import write_commit
+from connectors.delta.log.write_commit import commit_info, write_commit
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import DELIVERIES
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -112,7 +112,7 @@ def test_no_table_is_no_damage(table: Path) -> None:
 
 
 def changed(table: Path, *actions: dict[str, Any]) -> Path:
-    write_commit(table, 3, actions, lambda _: None, durable=False)
+    write_commit(table, 3, [commit_info(3, "SET TBLPROPERTIES"), *actions], lambda _: None, durable=False)
     return table
 
 
