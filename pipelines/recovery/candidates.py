@@ -23,6 +23,8 @@ from checkpoints.reconcile import LogFound
 from checkpoints.replay import replay_of
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.table_file import verify_tables
+from pipelines.apply_ops.quarantine import QuarantinedRecord
+from pipelines.recovery.known_quarantine import quarantine_in
 from popstream.wire.base_errors import Corrupt, Invalid, without_restore
 
 __all__ = [
@@ -124,6 +126,7 @@ def usable_states(
     log: LogFound,
     whole: Mapping[str, Mapping[str, int]],
     passed_over: dict[str, PassedOver],
+    quarantine: dict[QuarantinedRecord, str],
     *,
     was_more: bool,
     lossy: bool,
@@ -138,6 +141,7 @@ def usable_states(
         log: The ops topic.
         whole: By table and state epoch, the apply_seq up to which all rows are in Delta.
         passed_over: Gets each candidate that is not yielded, by source.
+        quarantine: Gets the quarantined records of each candidate that can be opened, taken or not.
         was_more: The tables have rows of another log.
         lossy: Yield also candidates with which something is lost.
 
@@ -150,6 +154,7 @@ def usable_states(
         with contextlib.ExitStack() as stack:
             try:
                 copy = stack.enter_context(_copied(candidate, folder))
+                quarantine |= quarantine_in(copy / "state", log.topic_id)
                 found = _read(copy)
             except DiskFull:
                 raise

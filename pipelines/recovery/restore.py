@@ -41,7 +41,7 @@ from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
+from pipelines.apply_ops.quarantine import QUARANTINE, QuarantinedRecord, quarantine_change
 from pipelines.apply_ops.source import PIPELINE
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_records import UnitsInDelta
@@ -53,6 +53,7 @@ from pipelines.recovery.candidates import (
     find_candidates,
     usable_states,
 )
+from pipelines.recovery.known_quarantine import known_quarantine
 from pipelines.recovery.replaced_files import put_in_place
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -118,13 +119,16 @@ def restore(
     in_delta = units_in_delta(spark, folder.delta, connection)
     considered = f"{len(snapshots.list())} snapshots at {snapshots.url}"
     passed_over: dict[str, PassedOver] = {}
+    quarantine = known_quarantine(folder, log.topic_id)
     candidates = find_candidates(folder, snapshots, only)
-    states = usable_states(candidates, folder, log, tables.whole, passed_over, was_more=tables.has_others, lossy=lossy)
+    states = usable_states(
+        candidates, folder, log, tables.whole, passed_over, quarantine, was_more=tables.has_others, lossy=lossy
+    )
     with contextlib.closing(states):
         for state in states:
             applied, replay = _new_epoch(state, log, tables, continues)
             try:
-                _begin_epoch(state, applied, replay, spark, folder.delta)
+                _begin_epoch(state, applied, replay, quarantine, spark, folder.delta)
             except Corrupt as error:
                 passed_over[state.source] = PassedOver([error.message])
                 continue
@@ -245,11 +249,20 @@ def _new_epoch(state: UsableState, log: LogFound, tables: _Tables, continues: st
     return applied, replay
 
 
-def _begin_epoch(state: UsableState, applied: Applied, replay: Replay, spark: SparkSession, delta: Path) -> None:
+def _begin_epoch(
+    state: UsableState,
+    applied: Applied,
+    replay: Replay,
+    quarantine: Mapping[QuarantinedRecord, str],
+    spark: SparkSession,
+    delta: Path,
+) -> None:
     """Write the notes of the new epoch into the state. Rows of another topic in its outbox are flushed first."""
     before = state.found.applied
     is_of_another = before is not None and before.ops_topic_id != applied.ops_topic_id
-    quarantine = [quarantine_change(*place) for place in quarantined(spark, delta, applied.ops_topic_id)]
+    # What the table says last: the rows that a replay leads to are compared with it.
+    in_table = {(p, offset): error for p, offset, error in quarantined(spark, delta, applied.ops_topic_id)}
+    known = [quarantine_change(*place, error) for place, error in {**quarantine, **in_table}.items()]
     with RocksStore(state.folder / "state") as store:
         outbox = Outbox(store)
         if before is not None and is_of_another:
@@ -261,7 +274,7 @@ def _begin_epoch(state: UsableState, applied: Applied, replay: Replay, spark: Sp
             [
                 *raised,
                 *outbox.changes([]),
-                *quarantine,
+                *known,
                 (META, APPLIED_KEY, applied.encode()),
                 (META, NOTED_KEY, encode_noted({})),
                 (META, REPLAY_KEY, replay.encode()),

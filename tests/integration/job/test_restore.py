@@ -30,11 +30,12 @@ from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.apply_ops.quarantine import Quarantine, quarantine_change
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE
 from pipelines.recovery.ops_log import read_log_bounds
+from pipelines.recovery.replaced_files import move_tables_away
 from pipelines.recovery.restore import restore
 from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -221,6 +222,20 @@ def test_a_record_that_was_quarantined_stays_so(scene: RestoreScene) -> None:
     with RocksStore(scene.folder.state) as store:
         assert list(Quarantine(store)) == [((row["partition"], row["kafka_offset"]), "it killed the job")]
     assert scene.drain().verified_rows
+
+
+@pytest.mark.long
+def test_a_record_stays_quarantined_when_its_table_is_computed_again(scene: RestoreScene) -> None:
+    """The state that knows of it counts on rows that the new table does not have: an older one is taken."""
+    path = table_path(scene.folder.delta, "rejected")
+    row = DeltaTable.forPath(scene.spark, str(path)).toDF().orderBy("partition", "kafka_offset").tail(1)[0]
+    record = row["partition"], row["kafka_offset"]
+    with RocksStore(scene.folder.state) as store:
+        store.write_changes([quarantine_change(*record, "it killed the job")])
+    move_tables_away(scene.folder, ["rejected"])
+    assert scene.restore().source != PRESENT
+    with RocksStore(scene.folder.state) as store:
+        assert list(Quarantine(store)) == [(record, "it killed the job")]
 
 
 @pytest.mark.long

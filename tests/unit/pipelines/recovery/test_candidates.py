@@ -51,7 +51,7 @@ def taken(folder: JobFolder, log_start: int, *, lossy: bool = False) -> tuple[li
     log = LogFound(topic="ops", topic_id="id", first_offset={0: log_start}, end_offset={0: 1_000})
     passed_over: dict[str, PassedOver] = {}
     candidates = find_candidates(folder, snapshots, None)
-    states = usable_states(candidates, folder, log, {}, passed_over, was_more=False, lossy=lossy)
+    states = usable_states(candidates, folder, log, {}, passed_over, {}, was_more=False, lossy=lossy)
     sources = [state.source for state in states]
     return sources, {source: "\n".join(found.reasons) for source, found in passed_over.items()}
 
