@@ -1,5 +1,6 @@
 """Gives the state of a job, which must not run, another number of partitions, by Spark's own repartitioning."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -14,7 +15,14 @@ from popstream.wire.base_errors import Corrupt, Invalid
 __all__ = ["rescale"]
 
 
-def rescale(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity, partitions: int) -> Migrated:
+def rescale(
+    spark: SparkSession,
+    checkpoint: str,
+    identity: CheckpointIdentity,
+    partitions: int,
+    *,
+    require_owned: Callable[[], None],
+) -> Migrated:
     """Repartition the newest committed state, and compare what it holds before and after.
 
     A rescale that was interrupted is finished by another one to the same number of partitions.
@@ -24,6 +32,7 @@ def rescale(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity, 
         checkpoint: Path or URL of the job's state.
         identity: Its identity.
         partitions: The number of partitions from now on: as many tasks decide at a time.
+        require_owned: Raises if something else may write the state by now.
 
     Raises:
         Invalid: This Spark cannot repartition a state, nothing is decided yet, the state has as many partitions, or a
@@ -39,6 +48,7 @@ def rescale(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity, 
     deciding = decide_checkpoint(checkpoint)
     found = _rescalable(state_partitions(spark, deciding), checkpoint, partitions)
     before = _digest(spark, checkpoint, identity)
+    require_owned()  # so far nothing is written
     if found.rescaled_to is None and found.planned != found.committed:
         plan_rescale(spark, deciding, found, partitions)
     manager.repartition(deciding, partitions)

@@ -40,6 +40,10 @@ pytestmark = pytest.mark.cluster
 RECORDS = 900
 
 
+def owned() -> None:
+    """Nothing else takes the prefix."""
+
+
 def next_offsets(log: Log, records: list[KafkaRecord]) -> dict[int, int]:
     ends = dict.fromkeys(range(log.partition_count), 0)
     for record in records:
@@ -80,6 +84,7 @@ def test_a_state_goes_to_a_cluster_and_back(
             log=read_log_bounds(connection, ops),
             begins={},
             checkpoint=checkpoint,
+            require_owned=owned,
         )
         assert migrated.keys == sum(1 for _ in content_of_store(store))
     identity = stored_identity(cluster_spark, checkpoint)
@@ -130,6 +135,7 @@ def test_a_state_that_cannot_be_taken_over_is_refused(
                 log=log_found,  # type: ignore[arg-type]
                 begins={},
                 checkpoint=str(tmp_path / name),
+                require_owned=owned,
             )
 
     migrate("taken")

@@ -230,7 +230,7 @@ def test_a_running_job_answers_by_the_api(site: Site) -> None:
         )
         with (
             pytest.raises(Fenced, match="another job runs with the prefix"),
-            owned(site.settings(), place, identity.epochs),
+            owned(site.settings(), place, identity.epochs, if_lost="run it again"),
         ):
             pass
         assert job.failure is None

@@ -40,6 +40,10 @@ pytestmark = pytest.mark.cluster
 RECORDS = 600
 
 
+def owned() -> None:
+    """Nothing else takes the prefix."""
+
+
 def begun(kafka: EmbeddedKafka, prefix: str, *, seed: int) -> tuple[Log, CheckpointIdentity]:
     """A log, and whose the state is that is decided from it."""
     connection = KafkaConnection(kafka.bootstrap_servers)
@@ -66,7 +70,7 @@ def test_a_state_gets_another_number_of_partitions(
     half = len(log.records) // 2
     log.write(log.records[:half])
     decide(cluster_spark, log, "before", decide_checkpoint(checkpoint))
-    rescaled = rescale(cluster_spark, checkpoint, identity, 3)
+    rescaled = rescale(cluster_spark, checkpoint, identity, 3, require_owned=owned)
     assert rescaled.keys > 100
     metadata = cluster_spark.read.format("state-metadata").load(decide_checkpoint(checkpoint))
     assert {row.numPartitions for row in metadata.select("numPartitions").collect()} == {3}
@@ -98,10 +102,10 @@ def test_a_state_is_rescaled_although_its_last_micro_batch_is_not_committed(
     # A rescale that is killed once it has begun.
     plan_rescale(cluster_spark, deciding, found, 3)
     with pytest.raises(Invalid, match="finish it with `popstream rescale --partitions 3`"):
-        rescale(cluster_spark, checkpoint, identity, 4)
-    rescale(cluster_spark, checkpoint, identity, 3)
+        rescale(cluster_spark, checkpoint, identity, 4, require_owned=owned)
+    rescale(cluster_spark, checkpoint, identity, 3, require_owned=owned)
     with pytest.raises(Invalid, match="has 3 partitions already"):
-        rescale(cluster_spark, checkpoint, identity, 3)
+        rescale(cluster_spark, checkpoint, identity, 3, require_owned=owned)
 
     log.write(log.records[half:])
     decide(cluster_spark, log, "after", deciding)

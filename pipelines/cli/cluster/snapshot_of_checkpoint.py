@@ -32,7 +32,8 @@ def run_snapshot_of_checkpoint(settings: JobSettings, checkpoint: str, *, var: P
         path = Path(scratch, "state")
         with state_place(settings, checkpoint, var) as place:
             identity = place.identity(settings.topic_prefix)
-            with owned(settings, place, identity.epochs), working("copying the state"):
+            again = "there is no snapshot of this run: take one when nothing else runs"
+            with owned(settings, place, identity.epochs, if_lost=again), working("copying the state"):
                 require_delivered(place.spark, place.connection, checkpoint, identity)
                 copy_state(Checkpoint(place.spark, checkpoint, identity, place.log), path)
         with RocksStore(path) as state:

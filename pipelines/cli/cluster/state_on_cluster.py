@@ -23,7 +23,12 @@ from pipelines.cluster.rescale import rescale
 from pipelines.job_settings import JobSettings
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["run_rescale", "run_to_cluster", "run_to_folder"]
+__all__ = ["RESCALED_UNOWNED", "run_rescale", "run_to_cluster", "run_to_folder"]
+
+RESCALED_UNOWNED = (
+    "when nothing else runs, let `popstream verify` compare the state with the log, and if nothing differs, run"
+    " `popstream rescale` again"
+)
 
 
 def run_to_cluster(settings: JobSettings, checkpoint: str, *, only: str | None, var: Path, as_json: bool) -> None:
@@ -46,7 +51,8 @@ def run_to_cluster(settings: JobSettings, checkpoint: str, *, only: str | None, 
         place = stack.enter_context(state_place(settings, checkpoint, var))
         state = stack.enter_context(RocksStore(path, read_only=True))
         applied = applied_of(state)
-        stack.enter_context(owned(settings, place, applied.epochs))
+        again = f"remove {checkpoint}, which may lack what was decided, and migrate once more when nothing else runs"
+        require_owned = stack.enter_context(owned(settings, place, applied.epochs, if_lost=again))
         migrated = migrate_to_cluster(
             place.spark,
             state,
@@ -55,6 +61,7 @@ def run_to_cluster(settings: JobSettings, checkpoint: str, *, only: str | None, 
             log=place.log,
             begins=begins_now(place.connection, settings.topic_prefix),
             checkpoint=checkpoint,
+            require_owned=require_owned,
         )
     _report(migrated, f"written for the cluster to {checkpoint}", as_json=as_json)
 
@@ -72,7 +79,8 @@ def run_to_folder(settings: JobSettings, checkpoint: str, *, var: Path, as_json:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(state_place(settings, checkpoint, var))
         identity = place.identity(settings.topic_prefix)
-        stack.enter_context(owned(settings, place, identity.epochs))
+        again = f"remove {folder.state}, which may lack what was decided, and migrate once more when nothing else runs"
+        stack.enter_context(owned(settings, place, identity.epochs, if_lost=again))
         require_delivered(place.spark, place.connection, checkpoint, identity)
         migrated = migrate_to_folder(
             place.spark, checkpoint, prefix=settings.topic_prefix, ops=place.ops, log=place.log, folder=folder
@@ -92,8 +100,8 @@ def run_rescale(settings: JobSettings, checkpoint: str, partitions: int, *, var:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(state_place(settings, checkpoint, var))
         identity = place.identity(settings.topic_prefix)
-        stack.enter_context(owned(settings, place, identity.epochs))
-        rescaled = rescale(place.spark, checkpoint, identity, partitions)
+        require_owned = stack.enter_context(owned(settings, place, identity.epochs, if_lost=RESCALED_UNOWNED))
+        rescaled = rescale(place.spark, checkpoint, identity, partitions, require_owned=require_owned)
     _report(rescaled, f"in {partitions} partitions", as_json=as_json)
 
 

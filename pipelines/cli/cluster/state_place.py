@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Fenced, Invalid
+from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 
 __all__ = ["StatePlace", "cluster_spark", "identity_in", "owned", "state_place"]
 
@@ -100,33 +101,54 @@ def cluster_spark(
 
 
 @contextlib.contextmanager
-def owned(settings: JobSettings, place: StatePlace, epochs: tuple[str, ...]) -> Iterator[None]:
-    """Own the prefix meanwhile for the first of `epochs`, so that no job of it runs or starts.
+def owned(
+    settings: JobSettings, place: StatePlace, epochs: tuple[str, ...], *, if_lost: str
+) -> Iterator[Callable[[], None]]:
+    """Own the prefix meanwhile for the first of `epochs`, so that no job of it and no other command runs or starts.
+
+    Args:
+        settings: Of the job.
+        place: Where its state is.
+        epochs: The state epoch of the state, and those that it continues.
+        if_lost: What has come of the command, and what to do, if it has lost the prefix.
+
+    Yields:
+        What raises if the prefix is lost, to be called before anything is written that cannot be taken back. It is
+        called once more after the block.
 
     Raises:
-        Fenced: A job runs, or has taken the prefix meanwhile.
+        Fenced: A job or another command runs, or has taken the prefix meanwhile.
         Invalid: The prefix belongs to another state.
         Unavailable: Kafka does not answer.
     """
-    failures: list[BaseException] = []
+    prefix = settings.topic_prefix
     ownership = PrefixOwnership(
-        settings.topic_prefix,
-        OwnerLog(place.connection, Topics.of(settings.topic_prefix).owner, Owner),
+        prefix,
+        OwnerLog(place.connection, Topics.of(prefix).owner, Owner),
         folder=place.checkpoint,
-        # Not that of a driver, which has one of its own: with the same place a job that runs would end.
-        place=f"{place.checkpoint} (a command)",
+        # Of this run alone: another command on the same checkpoint waits whether this one is silent.
+        place=f"{place.checkpoint} {uuid.uuid4().hex}",
         ops_topic_id=place.ops.topic_id,
         state_epoch=lambda: epochs[0],
-        on_failure=failures.append,
+        on_failure=lambda _: None,  # it is raised where the command looks
     )
+
+    def require() -> None:
+        try:
+            ownership.require()
+        except Fenced as error:
+            message = f"a job or another command has taken the prefix {prefix} meanwhile: {if_lost}"
+            raise Fenced(message, subject=prefix) from error
+        except Unavailable as error:
+            message = f"{error}: {if_lost}"
+            raise Unavailable(message, subject=prefix) from error
+
     try:
         ownership.take(epochs, take_over=False)
-        yield
+        yield require
+        require()
     finally:
         ownership.release()
-    if failures:
-        message = "a job has taken the prefix meanwhile: what was written may lack its decisions; remove it"
-        raise Fenced(message, subject=settings.topic_prefix) from failures[0]
 
 
 def identity_in(spark: SparkSession, checkpoint: str) -> CheckpointIdentity:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +46,7 @@ def migrate_to_cluster(
     log: LogFound,
     begins: Beginnings,
     checkpoint: str,
+    require_owned: Callable[[], None],
 ) -> Migrated:
     """Write the state beside a new checkpoint, from which the first start of the job on the cluster takes it.
 
@@ -57,6 +58,7 @@ def migrate_to_cluster(
         log: The log, as found.
         begins: The fields of the identity that say how topics are now (`begins_now`).
         checkpoint: Path or URL of the state on the cluster; nothing may be there.
+        require_owned: Raises if something else may decide the log by now.
 
     Raises:
         Invalid: There is a state already, or the outbox holds what is not delivered yet.
@@ -97,6 +99,7 @@ def migrate_to_cluster(
     if digest_of(content_of(beginning_rows(spark, checkpoint), identity.seed).content) != migrated:
         message = f"what was written to {checkpoint} is not what was read: remove it, and try again"
         raise Corrupt(message, subject=checkpoint)
+    require_owned()  # only with an identity it is a state
     write_identity(spark, checkpoint, identity)
     return migrated
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,8 +15,11 @@ from pipelines.cluster.decide.kept_shards import KeptShards
 from pipelines.cluster.migration.stored_state import Migrated
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.hadoop_files import HadoopFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DECIDING = "/state/decide_ops"
 IDENTITY = CheckpointIdentity.new("p", TopicFacts("p.ops", "T", 64))
@@ -110,6 +113,10 @@ def test_a_state_whose_rescale_was_interrupted_is_not_decided_with(files: Hadoop
         job(spark, 2)._state_partitions(DECIDING)
 
 
+def rescale_to_three(spark: Any, require_owned: Callable[[], None] = lambda: None) -> None:
+    rescale.rescale(spark, "/state", IDENTITY, 3, require_owned=require_owned)
+
+
 @pytest.mark.parametrize(
     ("planned", "committed_count", "said"),
     [
@@ -129,7 +136,7 @@ def test_a_state_that_cannot_be_rescaled_is_named(
 ) -> None:
     put(files, *planned, committed=committed_count)
     with pytest.raises(Invalid) as refused:
-        rescale.rescale(spark, "/state", IDENTITY, 3)
+        rescale_to_three(spark)
     assert str(refused.value) == said
     assert spark.repartitioned == []
 
@@ -137,7 +144,7 @@ def test_a_state_that_cannot_be_rescaled_is_named(
 def test_an_interrupted_rescale_is_finished_by_one_to_the_same_number(files: HadoopFiles, spark: Any) -> None:
     put(files, 2, 3, committed=1)
     before = dict(files)
-    rescale.rescale(spark, "/state", IDENTITY, 3)
+    rescale_to_three(spark)
     assert spark.repartitioned == [(DECIDING, 3)]
     assert files == {**before, f"{DECIDING}/commits/1": b""}
 
@@ -145,13 +152,25 @@ def test_an_interrupted_rescale_is_finished_by_one_to_the_same_number(files: Had
 def test_a_micro_batch_that_is_not_committed_is_passed_over(files: HadoopFiles, spark: Any) -> None:
     """What Spark finds is an interrupted rescale, which begins with the committed state and goes on behind it."""
     put(files, 2, 2, 2, committed=2)
-    rescale.rescale(spark, "/state", IDENTITY, 3)
+    rescale_to_three(spark)
     assert files[f"{DECIDING}/offsets/3"] == plan(3, end=100)
     assert spark.repartitioned == [(DECIDING, 3)]
     assert sorted(committed.batches_in(spark, f"{DECIDING}/commits")) == [0, 1, 3]
     put(files, 2, 2, committed=2)
-    rescale.rescale(spark, "/state", IDENTITY, 3)
+    rescale_to_three(spark)
     assert f"{DECIDING}/offsets/2" not in files, "Spark plans it by itself"
+
+
+def test_a_rescale_that_has_lost_the_prefix_writes_nothing(files: HadoopFiles, spark: Any) -> None:
+    def lost() -> None:
+        message = "taken"
+        raise Fenced(message)
+
+    put(files, 2, 2, 2, committed=2)
+    before = dict(files)
+    with pytest.raises(Fenced, match="taken"):
+        rescale_to_three(spark, lost)
+    assert (files, spark.repartitioned) == (before, [])
 
 
 def test_a_spark_that_cannot_repartition_is_named(files: HadoopFiles) -> None:
@@ -160,7 +179,7 @@ def test_a_spark_that_cannot_repartition_is_named(files: HadoopFiles) -> None:
 
     put(files, 2, committed=1)
     with pytest.raises(Invalid, match=r"^Spark 4\.1\.0 cannot repartition .*: this needs Spark 4\.2$"):
-        rescale.rescale(cast("Any", Older()), "/state", IDENTITY, 3)
+        rescale_to_three(cast("Any", Older()))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"v1\n{}\n{}"])
@@ -168,4 +187,4 @@ def test_a_damaged_plan_is_named(content: bytes | None, files: HadoopFiles, spar
     put(files, 2, 2, committed=1)
     files.pop(f"{DECIDING}/offsets/0") if content is None else files.update({f"{DECIDING}/offsets/0": content})
     with pytest.raises(Corrupt, match=r"^/state/decide_ops/offsets/0 cannot be read: no "):
-        rescale.rescale(spark, "/state", IDENTITY, 3)
+        rescale_to_three(spark)
