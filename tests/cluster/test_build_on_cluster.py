@@ -52,6 +52,7 @@ from popstream import Producer, Transport
 from popstream.exchange.partitioner import queue_of_ops_key
 from popstream.settings import ClientSettings
 from popstream.topics.message_topics import MessageTopic, TopicReader
+from popstream.wire.base_errors import Corrupt
 from popstream.wire.command import Pop
 from popstream.wire.queue_name import QueueName
 from popstream.wire.signing import OperationVerifier
@@ -378,7 +379,14 @@ def test_a_topic_that_loses_records_and_is_made_anew_is_read_on(lab: Lab, tmp_pa
     queue = load_queue(Overlay(lab.decided()), topic, 0)
     assert queue is not None
     assert (queue.record.topic_id, queue.record.commit_position) == (records[topic, 0].topic_id, 7)
+
+    # Offsets of another log would be places that rows have already.
+    log = ClusterTopics.of(lab.prefix).queue_log
+    admin.delete_topics([log])
+    wait_for(lambda: log not in describe(lab.connection, [log]))
     admin.close()
+    with pytest.raises(Corrupt, match="cluster_queue_log ends below what was taken of it"), lab.building():
+        pass
 
 
 def test_messages_of_a_plain_producer_are_popped_and_their_rows_written(lab: Lab, tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from connectors.kafka.topic_admin import TopicFacts
 from pipelines.build_consume_queue.builder_query import BuilderQuery
 from pipelines.build_units.accepted_ids import DedupRule
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
+from pipelines.cluster.committed import last_committed
 from pipelines.cluster.queues.log_queue_writer import LogQueueWriter
+from pipelines.cluster.queues.queue_log import require_same_queue_log
 from pipelines.cluster.queues.queue_processor import UnitSettings
 from pipelines.cluster.queues.units_query import start_units_query
 from pipelines.job_settings import JobSettings
+from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
 from popstream.topics.queue_types import QueueTypesPublisher
 
@@ -55,7 +58,7 @@ class MessageQueues:
         self._connection = connection
         self._settings = settings
         self._identity = identity
-        self._partitions = {name: facts.partition_count for name, facts in internal.items()}
+        self._internal = internal
         self._checkpoint = checkpoint
         self._tasks = tasks
         self._on_failure = on_failure
@@ -66,8 +69,10 @@ class MessageQueues:
         """Start to read, and return the query that builds, which the caller watches.
 
         Raises:
+            Corrupt: The log of queues was deleted since, and made anew.
             Unavailable: Kafka does not answer.
         """
+        self._require_same_log()
         with self._stack:
             prefix = self._settings.topic_prefix
             query = start_units_query(
@@ -82,7 +87,7 @@ class MessageQueues:
             writer = LogQueueWriter(
                 self._connection,
                 self._topics,
-                self._identity.queue_log_partitions or self._partitions[self._topics.queue_log],
+                self._identity.queue_log_partitions or self._internal[self._topics.queue_log].partition_count,
                 self._tasks,
                 self._identity.state_epoch,
                 signs=self._settings.admin_key is not None,
@@ -111,13 +116,18 @@ class MessageQueues:
         """Stop both; a micro-batch that runs is abandoned, and read again by the next start."""
         self._stack.close()
 
+    def _require_same_log(self) -> None:
+        log = found_log(self._connection, self._internal[self._topics.queue_log])
+        committed = last_committed(self._spark, self._checkpoint, log.topic)
+        require_same_queue_log(self._identity.queue_log_from if committed is None else committed.ends, log)
+
     def _unit_settings(self) -> UnitSettings:
         settings = self._settings
         return UnitSettings(
             run_id=uuid.uuid4().hex,
             state_epoch=self._identity.state_epoch,
             ops_partitions=self._identity.ops_partitions,
-            audit_partitions=self._identity.audit_partitions or self._partitions[self._topics.audit],
+            audit_partitions=self._identity.audit_partitions or self._internal[self._topics.audit].partition_count,
             rule=DedupRule(round(settings.dedup_window_s * 1000), settings.dedup_ids_max),
             admin_key=settings.admin_key,
         )

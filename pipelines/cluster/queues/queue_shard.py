@@ -22,7 +22,7 @@ from pipelines.build_units.unit_tables import units_by_queue
 from pipelines.cluster.arrow_slices import read_slice_rows
 from pipelines.cluster.decide.extent import START
 from pipelines.cluster.decide.shard_state import StoredMap
-from pipelines.cluster.queues.queue_log import Began, LogRecord, Scanned, Truncated
+from pipelines.cluster.queues.queue_log import Began, LogRecord, Scanned, Truncated, made_anew
 from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command
@@ -126,9 +126,17 @@ class QueueShard:
 
         Args:
             records: Each with its offset in the log of queues.
+
+        Raises:
+            Corrupt: An offset comes a second time, for another record.
         """
         all_built: list[BuiltUnits] = []
         for log_offset, record in records:
+            # Spark begins a repeated micro-batch with the state before it.
+            if log_offset < self.meta.build_seq:
+                name = "/".join(map(str, self._queue))
+                what = f"the log of queues has a record of {name} at {log_offset}, below {self.meta.build_seq}"
+                raise made_anew(what, name)
             before, built = self.meta, BuiltUnits(log_offset)
             match record:
                 case Began():

@@ -17,6 +17,7 @@ import pytest
 from broker_state.consume_queue import Scan, Unit, Units, units_between
 from broker_state.store.keys import queue_prefix
 from broker_state.store.rocks_store import BUILDER_FAMILIES, UNITS, RocksStore
+from checkpoints.reconcile import LogFound
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_records import read_spans
@@ -26,12 +27,20 @@ from pipelines.cluster.arrow_slices import sliced
 from pipelines.cluster.audit.unit_entries import UnitsKey, completed_units, unit_records
 from pipelines.cluster.decide.extent import Cursors
 from pipelines.cluster.queues import queue_shard
-from pipelines.cluster.queues.queue_log import Began, LogRecord, Scanned, Truncated, decode_log_record
+from pipelines.cluster.queues.queue_log import (
+    Began,
+    LogRecord,
+    Scanned,
+    Truncated,
+    decode_log_record,
+    require_same_queue_log,
+)
 from pipelines.cluster.queues.queue_shard import QueueMeta, QueueShard
 from pipelines.cluster.queues.scan_records import ScanSpan, scan_packer
 from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.exchange.partitioner import queue_of_ops_key
 from popstream.topics.message_topics import MessageTopic
+from popstream.wire.base_errors import Corrupt
 from popstream.wire.command import Command, Dispatch, encode_command
 from tests.support.in_process.memory_maps import MemoryMap
 
@@ -247,6 +256,25 @@ def test_a_scan_of_a_queue_that_has_not_begun_is_told() -> None:
     assert cluster.meta.record is None
     cluster.apply([Began("id", "simple", 0)], forget=False)
     assert not cluster.meta.is_behind
+
+
+def test_a_log_that_was_made_anew_is_refused_before_its_units_pass_for_written_ones() -> None:
+    cluster = OnCluster()
+    units = random_units(random.Random(1), 0, 60, "simple")
+    cluster.apply([Began("id", "simple", 0), *scanned("id", Scan(0, 30, units.between(0, 30)))], forget=False)
+    before, cluster.log_end = cluster.meta, 0
+    with pytest.raises(Corrupt, match=r"a record of orders/0 at 0, below \d: .* `popstream migrate to-cluster"):
+        cluster.apply(scanned("id", Scan(30, 60, units.between(30, 60))), forget=True)
+    assert cluster.meta == before
+
+
+def test_a_log_that_ends_below_what_was_taken_of_it_is_refused() -> None:
+    log = LogFound(topic="p.cluster_queue_log", topic_id="new", first_offset={0: 0, 1: 0}, end_offset={0: 7, 1: 0})
+    require_same_queue_log({0: 7, 1: 0}, log)
+    require_same_queue_log({}, log)
+    with pytest.raises(Corrupt, match="cluster_queue_log ends below what was taken of it") as refused:
+        require_same_queue_log({0: 7, 1: 3}, log)
+    assert refused.value.details == ("partition 1 ends at 0, but is decided up to 3",)
 
 
 def test_a_type_that_a_queue_does_not_have_is_ignored() -> None:
