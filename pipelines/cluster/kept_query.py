@@ -132,7 +132,7 @@ class RunningQueries:
         return self._over.is_set()
 
     def add(self, query: StreamingQuery) -> StreamingQuery:
-        """Take a query that was started, in the order in which they are stopped at once; return it."""
+        """Take a query that was started; return it."""
         with self._lock:
             self._queries = [each for each in self._queries if each.isActive]
             self._queries.append(query)
@@ -149,12 +149,23 @@ class RunningQueries:
         query.stop()
 
     def stop_at_once(self) -> None:
-        """Stop all queries in the middle of what they do: the job may decide no more."""
+        """Stop all queries in the middle of what they do, and wait until they have: the job may decide no more.
+
+        None waits for another one: Spark stops a query only when what it has in flight has ended, such as a commit to
+        a place that does not answer, and the next owner of the prefix begins within seconds.
+        """
         self._over.set()
         with self._lock:
             queries = list(self._queries)
-        for query in queries:
-            try:
-                query.stop()
-            except Exception as error:  # noqa: BLE001 - the other queries have to stop as well
-                _log.warning("query_not_stopped", query=query.name, error=spark_text(error))
+        stops = [threading.Thread(target=_stop, args=(query,), name="query-stop", daemon=True) for query in queries]
+        for each in stops:
+            each.start()
+        for each in stops:
+            each.join()
+
+
+def _stop(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except Exception as error:  # noqa: BLE001 - py4j raises errors of many types
+        _log.warning("query_not_stopped", query=query.name, error=spark_text(error))

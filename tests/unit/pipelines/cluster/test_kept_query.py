@@ -184,3 +184,15 @@ def test_a_query_that_cannot_be_stopped_keeps_no_other_one(monkeypatch: pytest.M
         queries.add(cast("Any", query))
     queries.stop_at_once()
     assert not other.isActive
+
+
+def test_a_query_that_waits_for_a_write_does_not_keep_the_one_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    audit, deciding = Query(is_busy=True), Query(is_busy=True)
+    waited: list[bool] = []
+    # As Spark does for a commit in flight: here until the other one has stopped.
+    monkeypatch.setattr(audit, "stop", lambda: waited.append(deciding._stopped.wait(60)))
+    queries = RunningQueries()
+    for query in (audit, deciding):
+        queries.add(cast("Any", query))
+    queries.stop_at_once()
+    assert waited == [True]
