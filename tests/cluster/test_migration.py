@@ -18,16 +18,17 @@ from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.quarantine import Quarantine, quarantine_change
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, stored_identity
 from pipelines.cluster.checkpoint_layout import decide_checkpoint
-from pipelines.cluster.migration.stored_state import content_of_store
+from pipelines.cluster.migration.stored_state import Migrated, content_of_store
 from pipelines.cluster.migration.to_cluster import beginning_of, migrate_to_cluster
 from pipelines.cluster.migration.to_folder import migrate_to_folder
 from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.cluster_log import Log, decide, decided_entries
 from tests.support.in_process.folding import KERNEL_FAMILIES, records_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -42,6 +43,11 @@ RECORDS = 900
 
 def owned() -> None:
     """Nothing else takes the prefix."""
+
+
+def lost() -> None:
+    message = "taken"
+    raise Fenced(message)
 
 
 def next_offsets(log: Log, records: list[KafkaRecord]) -> dict[int, int]:
@@ -75,8 +81,8 @@ def test_a_state_goes_to_a_cluster_and_back(
     state, checkpoint = tmp_path / "state", str(tmp_path / "checkpoint")
     decided_on_disk(log, state, log.records[:third], ops.topic_id)
 
-    with RocksStore(state, read_only=True) as store:
-        migrated = migrate_to_cluster(
+    def migrate(store: RocksStore, require_owned: Callable[[], None]) -> Migrated:
+        return migrate_to_cluster(
             cluster_spark,
             store,
             prefix=topic_prefix,
@@ -84,8 +90,14 @@ def test_a_state_goes_to_a_cluster_and_back(
             log=read_log_bounds(connection, ops),
             begins={},
             checkpoint=checkpoint,
-            require_owned=owned,
+            require_owned=require_owned,
         )
+
+    with RocksStore(state, read_only=True) as store:
+        with pytest.raises(Fenced, match="taken"):
+            migrate(store, lost)
+        assert stored_identity(cluster_spark, checkpoint) is None
+        migrated = migrate(store, owned)  # in place of what the one before has left
         assert migrated.keys == sum(1 for _ in content_of_store(store))
     identity = stored_identity(cluster_spark, checkpoint)
     assert identity is not None

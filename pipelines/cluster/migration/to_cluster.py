@@ -1,5 +1,6 @@
 """Takes the state of an embedded job, which must not run, to a new checkpoint of a job on a cluster."""
 
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -140,16 +141,10 @@ def _read(frame: DataFrame) -> Iterator[ShardRow]:
 
 
 def _write(spark: SparkSession, rows: Iterator[ShardRow], keys: list[int], url: str) -> None:
-    waiting: list[tuple[int, int, str, bytes, bytes]] = []
-
-    def flush() -> None:
-        columns = list(zip(*waiting, strict=True)) or [()] * len(_SCHEMA)
+    """Write rows in place of those of a migration that was interrupted, which were no state yet."""
+    mode = "overwrite"
+    while waiting := [(keys[row.ops_partition], *row) for row in itertools.islice(rows, _ROWS_AT_ONCE)]:
+        columns = zip(*waiting, strict=True)
         arrays = [pa.array(each, field.type) for each, field in zip(columns, _SCHEMA, strict=True)]
-        spark.createDataFrame(pa.table(arrays, schema=_SCHEMA)).write.mode("append").parquet(url)
-        waiting.clear()
-
-    for row in rows:
-        waiting.append((keys[row.ops_partition], *row))
-        if len(waiting) == _ROWS_AT_ONCE:
-            flush()
-    flush()
+        spark.createDataFrame(pa.table(arrays, schema=_SCHEMA)).write.mode(mode).parquet(url)
+        mode = "append"
