@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
 
-from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
+from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters, SentLetters
 from pipelines.decide_ops.entry import Entry
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.dead_letter import DeadLetter
@@ -99,7 +99,7 @@ def message_consumer(connection: KafkaConnection) -> KafkaConsumer:
     )
 
 
-def unsent_messages(consumer: KafkaConsumer, letter: DeadLetter, earlier: EarlierLetters) -> Iterator[tuple[int, Any]]:
+def unsent_messages(consumer: KafkaConsumer, letter: DeadLetter, earlier: SentLetters) -> Iterator[tuple[int, Any]]:
     """Yield (queue offset, Kafka record or None if it left the log) of messages whose letters were not sent before."""
     for queue_offset, message in _read(consumer, letter):
         if not earlier.take(headers_of(letter, queue_offset)):

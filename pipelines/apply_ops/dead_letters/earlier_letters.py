@@ -14,7 +14,7 @@ from popstream.wire.base_errors import Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import identity_of
 
-__all__ = ["EarlierLetters"]
+__all__ = ["MARGIN_MS", "EarlierLetters", "SentLetters", "letters_of"]
 
 _log = structlog.get_logger(__name__)
 
@@ -25,7 +25,28 @@ _POLLS_MAX = 50
 """Polls in a row that do not go on, after which the start fails: a letter that is not known would be sent twice."""
 
 
-class EarlierLetters:
+class SentLetters:
+    """Letters that were sent before.
+
+    Args:
+        known: Their identities (`identity_of`).
+    """
+
+    def __init__(self, known: Iterable[bytes] = ()) -> None:
+        self._known = set(known)
+
+    def take(self, headers: Iterable[tuple[str, bytes]]) -> bool:
+        """Return whether a letter with these headers was sent before. Each counts once."""
+        if not self._known:
+            return False
+        identity = identity_of(headers)
+        if identity not in self._known:
+            return False
+        self._known.remove(identity)
+        return True
+
+
+class EarlierLetters(SentLetters):
     """Knows the letters that were sent before this start, once they are loaded.
 
     Args:
@@ -38,22 +59,12 @@ class EarlierLetters:
     def __init__(
         self, topic: str, ops_topic: str, next_offset: Mapping[int, int], undelivered: Iterable[DeadLetter] = ()
     ) -> None:
+        super().__init__()
         self._topic = topic
         self._ops_topic = ops_topic
         self._next_offset = dict(next_offset)
         self._oldest_ms = [letter.at_ms for letter in undelivered]
-        self._known: set[bytes] = set()
         self._is_loaded = False
-
-    def take(self, headers: Iterable[tuple[str, bytes]]) -> bool:
-        """Return whether a letter with these headers was sent before. Each counts once."""
-        if not self._known:
-            return False
-        identity = identity_of(headers)
-        if identity not in self._known:
-            return False
-        self._known.remove(identity)
-        return True
 
     def load(self, consumer: Any) -> None:  # noqa: ANN401 - kafka-python has no types
         """Read the letters that may be sent again, before the first one is sent. Later calls do nothing.
@@ -68,16 +79,7 @@ class EarlierLetters:
             return
         times = [*self._oldest_ms, *self._undecided_ms(consumer)]
         if times:
-            since = min(times) - MARGIN_MS
-            places = [TopicPartition(self._topic, number) for number in consumer.partitions_for_topic(self._topic)]
-            if not places:
-                message = f"Kafka does not say which partitions {self._topic} has"
-                raise Unavailable(message, subject=self._topic)
-            found = consumer.offsets_for_times(dict.fromkeys(places, max(0, since)))
-            first = {place: at.offset for place, at in found.items() if at is not None}
-            for record in _records(consumer, first):
-                self._known.add(identity_of(record.headers))
-            _log.info("earlier_letters", since_ms=since, letters=len(self._known))
+            self._known = letters_of(consumer, self._topic, min(times))
         self._is_loaded = True
 
     def _undecided_ms(self, consumer: Any) -> list[int]:  # noqa: ANN401
@@ -89,6 +91,29 @@ class EarlierLetters:
                 times[place.partition] = record.timestamp
                 break
         return list(times.values())
+
+
+def letters_of(consumer: Any, topic: str, given_up_ms: int) -> set[bytes]:  # noqa: ANN401 - kafka-python has no types
+    """Return the identities of the letters in a topic whose messages were given up at a time, or later.
+
+    Args:
+        consumer: A KafkaConsumer, whose assignment is replaced.
+        topic: The dead-letter topic.
+        given_up_ms: The time (`DeadLetter.at_ms`).
+
+    Raises:
+        Unavailable: Kafka does not answer, so it is not known which letters were sent.
+    """
+    since_ms = max(0, given_up_ms - MARGIN_MS)
+    places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+    if not places:
+        message = f"Kafka does not say which partitions {topic} has"
+        raise Unavailable(message, subject=topic)
+    found = consumer.offsets_for_times(dict.fromkeys(places, since_ms))
+    first = {place: at.offset for place, at in found.items() if at is not None}
+    known = {identity_of(record.headers) for record in _records(consumer, first)}
+    _log.info("earlier_letters", since_ms=since_ms, letters=len(known))
+    return known
 
 
 def _records(consumer: Any, first: Mapping[TopicPartition, int]) -> Iterable[Any]:  # noqa: ANN401

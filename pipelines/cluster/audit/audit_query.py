@@ -6,6 +6,7 @@ are stored for each micro-batch before it is written, and a micro-batch that is 
 Delta recognises the repeated commit by its transaction id.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from connectors.delta.session import join_pool
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options, starting_offsets
 from connectors.kafka.topic_admin import describe
-from pipelines.cluster.audit.dead_letter_copies import copy_dead_letters
+from pipelines.cluster.audit.dead_letter_copies import DeadLetterCopies
 from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.unit_entries import UnitsKey
@@ -116,15 +117,16 @@ class AuditQuery:
             .load()
             .select("partition", "offset", "key", "value")
         )
+        copies = DeadLetterCopies(self._spark, self._connection, self._prefix)
         return (
             frame.writeStream.queryName(AUDIT)
             .option("checkpointLocation", self._checkpoint)
             .trigger(**trigger)
-            .foreachBatch(self._write)
+            .foreachBatch(functools.partial(self._write, copies))
             .start()
         )
 
-    def _write(self, frame: DataFrame, batch_id: int) -> None:
+    def _write(self, copies: DeadLetterCopies, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch: a commit for each table that has rows in it."""
         frame.persist()
         try:
@@ -132,7 +134,7 @@ class AuditQuery:
             entries = new_entries(_heads(frame), cursors, self._state_epoch)
             fresh = _without(self._spark, frame, entries.repeated)
             self._tables.append(fresh, entries.numbers, entries.partly, batch_id)
-            copy_dead_letters(self._spark, self._connection, self._prefix, entries.letters)
+            copies.copy(entries.letters)
             self._store_cursors(batch_id + 1, cursors)
         finally:
             frame.unpersist()
