@@ -19,7 +19,7 @@ from pipelines.cluster.committed import is_committed, last_committed
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.migration.exported_queues import export_queues
 from pipelines.cluster.migration.shards import Shards
-from pipelines.cluster.migration.to_cluster import beginning_rows
+from pipelines.cluster.migration.to_cluster import beginning_progress, beginning_rows
 from pipelines.recovery.verify.base import Snapshots
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid
@@ -99,7 +99,9 @@ def copy_stores(checkpoint: Checkpoint, connection: KafkaConnection, folder: Pat
 def copy_beginning(checkpoint: Checkpoint, folder: Path) -> Snapshot:
     """Write the state with which a state from elsewhere began to `state` in a folder, and return it as a snapshot."""
     spark, url, identity, log = checkpoint
-    shards = Shards(identity, beginning_rows(spark, url))
+    shards = Shards(
+        identity, beginning_progress(spark, url), lambda: beginning_rows(spark, url, identity.ops_partitions)
+    )
     applied = shards.applied(log.topic, identity.state_epoch, identity.former_epochs)
     shards.write(folder / "state", applied, log, rows_from=identity.first_offset)
     return Snapshot(id=BEGINNING, taken_at_ms=0, applied=applied, files=[])

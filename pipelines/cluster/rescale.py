@@ -7,7 +7,6 @@ from pyspark.sql import SparkSession
 
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.checkpoint_layout import decide_checkpoint
-from pipelines.cluster.decide.shard_rows import content_of
 from pipelines.cluster.migration.stored_state import Migrated, digest_of, rows_of_checkpoint
 from pipelines.cluster.state_partitions import StatePartitions, plan_rescale, require_rescaled, state_partitions
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -75,5 +74,6 @@ def _rescalable(found: StatePartitions | None, checkpoint: str, partitions: int)
 
 
 def _digest(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity) -> Migrated:
+    """Digest the rows as they are stored, which no memory has to hold."""
     rows = rows_of_checkpoint(spark, decide_checkpoint(checkpoint), identity.ops_partitions)
-    return digest_of(content_of(rows, identity.seed).content)
+    return digest_of((f"{row.ops_partition} {row.map}", row.key, row.value) for row in rows)

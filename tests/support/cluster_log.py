@@ -17,8 +17,8 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.cluster.decide.decide_query import start_decide_query
 from pipelines.cluster.decide.shard import ShardSettings
-from pipelines.cluster.decide.shard_rows import content_of
-from pipelines.cluster.migration.stored_state import rows_of_checkpoint
+from pipelines.cluster.decide.shard_rows import PROGRESS_MAPS, content_of, progress_of
+from pipelines.cluster.migration.stored_state import rows_of_checkpoint, shards_of_checkpoint
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entries import read_frame, read_notifications, read_slice
 from pipelines.decide_ops.entry import Entry, EntryKind
@@ -143,13 +143,13 @@ def decide(
 
 def stored_quarantine(spark: SparkSession, checkpoint: str) -> dict[int, dict[int, str]]:
     """The errors of records that each shard could not decide."""
-    return content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED).quarantined
+    return progress_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS, PROGRESS_MAPS)).quarantined
 
 
 def stored_families(spark: SparkSession, checkpoint: str) -> dict[str, dict[bytes, bytes]]:
     """The state of all shards, as Spark's own reader finds it in the state store."""
     families: dict[str, dict[bytes, bytes]] = {name: {} for name in KERNEL_FAMILIES}
-    for family, key, value in content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED).content:
+    for family, key, value in content_of(shards_of_checkpoint(spark, checkpoint, PARTITIONS), SEED):
         families[family][key] = value
     return families
 

@@ -20,6 +20,8 @@ from pipelines.cluster.audit.unit_entries import UnitsKey
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.checkpoint_layout import audit_checkpoint
 from pipelines.cluster.committed import last_committed
+from pipelines.cluster.decide.extent import Cursors
+from pipelines.cluster.decide.outgoing import EntryKey
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.ops_log import OpsPartitionReader, read_log_bounds
 from popstream.kafka_connection import KafkaConnection
@@ -52,8 +54,7 @@ def require_delivered(
         Corrupt: As in `read_undelivered`.
         Unavailable: Kafka or the place of the checkpoint cannot be reached.
     """
-    found = read_undelivered(spark, connection, checkpoint, identity)
-    if entries := len(found.rows) + len(found.units) + found.dead_letters:
+    if entries := sum(1 for _ in _undelivered(spark, connection, checkpoint, identity)):
         message = (
             f"{entries:,} entries of {ClusterTopics.of(identity.prefix).audit} are not in the tables or the dead-letter"
             " topic yet, and nobody else would write them: start the job once more with `popstream submit`, and stop it"
@@ -79,17 +80,31 @@ def read_undelivered(
         Corrupt: The checkpoint of the audit query cannot be read, or Kafka returns damaged records.
         Unavailable: Kafka or the place of the checkpoint cannot be reached.
     """
+    rows: list[Change] = []
+    units: list[Change] = []
+    dead_letters = 0
+    for key, value in _undelivered(spark, connection, checkpoint, identity):
+        if isinstance(key, UnitsKey):
+            units.append(_entry(EntryKind.UNIT_SPANS, len(units), _spans_of(value)))
+        elif key.kind == EntryKind.AUDIT:
+            rows.append(_entry(EntryKind.AUDIT, len(rows), value))
+        else:
+            dead_letters += 1
+    return Undelivered(rows, units, dead_letters)
+
+
+def _undelivered(
+    spark: SparkSession, connection: KafkaConnection, checkpoint: str, identity: CheckpointIdentity
+) -> Iterator[tuple[EntryKey | UnitsKey, bytes]]:
+    """Yield the key and the value of each entry: there may be those of days."""
     topic = ClusterTopics.of(identity.prefix).audit
     query_checkpoint = audit_checkpoint(checkpoint)
     committed = last_committed(spark, query_checkpoint, topic)
     first = identity.audit_from if committed is None else committed.ends
     cursors = stored_cursors(spark, query_checkpoint, 0 if committed is None else committed.batch_id + 1)
-    rows: list[Change] = []
-    units: list[Change] = []
-    dead_letters = 0
     facts = describe(connection, [topic]).get(topic)
     if facts is None:
-        return Undelivered(rows, units, dead_letters)
+        return
     log = read_log_bounds(connection, facts)
     for partition, end in sorted(log.end_offset.items()):
         # What retention has deleted is in no table: its rows are missing there.
@@ -97,20 +112,16 @@ def read_undelivered(
         with closing(OpsPartitionReader(connection, topic, partition)) as reader:
             for record in reader.between(begin, end):
                 key = audit_key(record.key)
-                if key is None or key.state_epoch != identity.state_epoch:
-                    continue
-                try:
-                    if cursors.take(key) is None:
-                        continue
-                except Corrupt:  # rows that are in no table are what a verification reports
-                    cursors.ends[key.source] = key.extent.end
-                if isinstance(key, UnitsKey):
-                    units.append(_entry(EntryKind.UNIT_SPANS, len(units), _spans_of(record.value)))
-                elif key.kind == EntryKind.AUDIT:
-                    rows.append(_entry(EntryKind.AUDIT, len(rows), record.value))
-                else:
-                    dead_letters += key.kind == EntryKind.DEAD_LETTER
-    return Undelivered(rows, units, dead_letters)
+                if key is not None and key.state_epoch == identity.state_epoch and _is_new(key, cursors):
+                    yield key, record.value
+
+
+def _is_new(key: EntryKey | UnitsKey, cursors: Cursors) -> bool:
+    try:
+        return cursors.take(key) is not None
+    except Corrupt:  # rows that are in no table are what a verification reports
+        cursors.ends[key.source] = key.extent.end
+        return True
 
 
 def _entry(kind: int, number: int, value: bytes) -> Change:

@@ -7,6 +7,8 @@ ops_partition   map                                                     key, val
 ```
 """
 
+import itertools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -22,17 +24,20 @@ from pipelines.cluster.decide.shard_state import ShardMaps, ShardState, quaranti
 __all__ = [
     "DEADLINES_MAP",
     "META_MAP",
+    "PROGRESS_MAPS",
     "CollectedMap",
     "Content",
+    "Progress",
     "ShardRow",
-    "ShardsContent",
     "content_of",
     "deadlines_of",
+    "progress_of",
     "shard_rows",
 ]
 
 META_MAP = "meta"
 DEADLINES_MAP = "deadlines"
+PROGRESS_MAPS = (META_MAP, "quarantined")
 _CHANGES_AT_ONCE = 20_000
 
 
@@ -76,18 +81,16 @@ class CollectedMap:
         return iter(list(self._values.items()))
 
 
-class ShardsContent(NamedTuple):
-    """What shards hold.
+class Progress(NamedTuple):
+    """How far shards have come.
 
     Attributes:
-        metas: By partition of the ops topic, how far it is decided.
+        next_offset: By partition of the ops topic, the first offset that is not decided.
         quarantined: By partition of the ops topic and offset, the errors of records that could not be decided.
-        content: (family, key, value) of everything else, once.
     """
 
-    metas: dict[int, ShardMeta]
+    next_offset: dict[int, int]
     quarantined: dict[int, dict[int, str]]
-    content: Iterator[Content]
 
 
 def shard_rows(
@@ -129,21 +132,39 @@ def shard_rows(
     assert not by_partition, "every queue belongs to a partition of the ops topic"
 
 
-def content_of(rows: Iterable[ShardRow], seed: int) -> ShardsContent:
-    """Return what shards hold."""
-    metas: dict[int, ShardMeta] = {}
-    maps: dict[int, ShardMaps] = defaultdict(lambda: ShardMaps.each(CollectedMap))
+def progress_of(rows: Iterable[ShardRow]) -> Progress:
+    """Return how far shards have come.
+
+    Args:
+        rows: Those of PROGRESS_MAPS, in any order.
+    """
+    next_offset: dict[int, int] = {}
+    quarantined: dict[int, ShardMaps] = defaultdict(lambda: ShardMaps.each(CollectedMap))
     for partition, name, key, value in rows:
         if name == META_MAP:
-            metas[partition] = ShardMeta.decode(value)
+            next_offset[partition] = ShardMeta.decode(value).next_offset
         else:
-            getattr(maps[partition], name).put(key, value)
+            quarantined[partition].quarantined.put(key, value)
+    return Progress(next_offset, {partition: quarantined_in(quarantined[partition]) for partition in next_offset})
 
-    def content() -> Iterator[Content]:
-        for partition, meta in metas.items():
-            yield from ShardState(maps[partition], seed, meta.first_chunk, meta.end_chunk).content()
 
-    return ShardsContent(metas, {partition: quarantined_in(maps[partition]) for partition in metas}, content())
+def content_of(rows: Iterable[ShardRow], seed: int) -> Iterator[Content]:
+    """Yield what shards hold, with one of them in memory at a time.
+
+    Args:
+        rows: Those of all maps; the rows of a shard follow each other.
+        seed: Of the hashes of op_ids.
+    """
+    for _, found in itertools.groupby(rows, key=operator.attrgetter("ops_partition")):
+        maps = ShardMaps.each(CollectedMap)
+        meta = None
+        for _, name, key, value in found:
+            if name == META_MAP:
+                meta = ShardMeta.decode(value)
+            else:
+                getattr(maps, name).put(key, value)
+        if meta is not None:
+            yield from ShardState(maps, seed, meta.first_chunk, meta.end_chunk).content()
 
 
 def deadlines_of(rows: Iterable[ShardRow]) -> dict[int, list[QueueDeadline]]:

@@ -1,6 +1,6 @@
-"""The state of all shards of a checkpoint, read once, and how it is written to a store as an embedded job has it."""
+"""The state of all shards of a checkpoint, and how it is written to a store as an embedded job has it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -14,30 +14,41 @@ from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import quarantine_change
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.checkpoint_layout import decide_checkpoint
-from pipelines.cluster.decide.shard_rows import Content, ShardRow, content_of
-from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of, fill, rows_of_checkpoint
+from pipelines.cluster.decide.shard_rows import PROGRESS_MAPS, Progress, ShardRow, content_of, progress_of
+from pipelines.cluster.migration.stored_state import (
+    ContentDigest,
+    Migrated,
+    content_of_store,
+    digest_of,
+    fill,
+    rows_of_checkpoint,
+    shards_of_checkpoint,
+)
 from popstream.wire.base_errors import Corrupt
 
 __all__ = ["Shards"]
 
 
 class Shards:
-    """What all shards hold, in memory.
+    """What all shards hold; one of them is in memory at a time.
 
     Args:
         identity: Whose state it is.
-        rows: What the maps hold.
+        progress: How far they have come.
+        rows: Yields what all maps hold; the rows of a shard follow each other.
 
     Attributes:
         next_offset: By partition of the ops topic, the first offset that is not decided.
     """
 
-    def __init__(self, identity: CheckpointIdentity, rows: Iterable[ShardRow]) -> None:
+    def __init__(
+        self, identity: CheckpointIdentity, progress: Progress, rows: Callable[[], Iterable[ShardRow]]
+    ) -> None:
         self.identity = identity
-        self._rows = list(rows)
-        metas, self._quarantined, _ = content_of(self._rows, identity.seed)
+        self._rows = rows
+        self._quarantined = progress.quarantined
         begun = {number: identity.first_offset.get(number, 0) for number in range(identity.ops_partitions)}
-        self.next_offset = begun | {partition: meta.next_offset for partition, meta in metas.items()}
+        self.next_offset = begun | progress.next_offset
 
     @classmethod
     def read(cls, spark: SparkSession, checkpoint: str, identity: CheckpointIdentity) -> "Shards":
@@ -48,11 +59,9 @@ class Shards:
             checkpoint: Path or URL of the state on the cluster.
             identity: Its identity.
         """
-        return cls(identity, rows_of_checkpoint(spark, decide_checkpoint(checkpoint), identity.ops_partitions))
-
-    def content(self) -> Iterator[Content]:
-        """Yield (family, key, value) of everything that the shards hold."""
-        return content_of(self._rows, self.identity.seed).content
+        deciding, count = decide_checkpoint(checkpoint), identity.ops_partitions
+        progress = progress_of(rows_of_checkpoint(spark, deciding, count, PROGRESS_MAPS))
+        return cls(identity, progress, lambda: shards_of_checkpoint(spark, deciding, count))
 
     def applied(self, ops_topic: str, state_epoch: str, former_epochs: Iterable[str], apply_seq: int = 0) -> Applied:
         """Return how far the state has decided the log, under the name `state_epoch`."""
@@ -83,11 +92,12 @@ class Shards:
             message = f"{log.topic} no longer has the records after the state"
             raise Corrupt(message, subject=log.topic, details=lost)
         with RocksStore(path) as state:
-            fill(state, self.content())
+            read = ContentDigest()
+            fill(state, read.through(content_of(self._rows(), self.identity.seed)))
             state.write_changes([*self._quarantine(), *self._begun_elsewhere(applied, rows_from)])
             state.write_changes([(META, APPLIED_KEY, applied.encode())])
             written = digest_of(content_of_store(state))
-        if digest_of(self.content()) != written:
+        if read.migrated != written:
             message = f"what was written to {path} is not what was read: remove it, and try again"
             raise Corrupt(message, subject=str(path))
         return written

@@ -1,8 +1,9 @@
 """What a state holds, in the folder of an embedded job and in the checkpoint of one on a cluster; how both compare."""
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -13,10 +14,23 @@ from pipelines.cluster.decide.shard_keys import shard_keys
 from pipelines.cluster.decide.shard_rows import META_MAP, Content, ShardRow
 from pipelines.cluster.decide.shard_state import ShardMaps
 
-__all__ = ["Migrated", "content_of_store", "digest_of", "fill", "rows_of_checkpoint", "stored_map"]
+__all__ = [
+    "ContentDigest",
+    "Migrated",
+    "content_of_store",
+    "digest_of",
+    "fill",
+    "rows_of_checkpoint",
+    "shards_of_checkpoint",
+    "stored_map",
+    "together",
+]
 
+ALL_MAPS = (META_MAP, *ShardMaps._fields)
 _FIRST_KEY = b"\x01"
 _CHANGES_AT_ONCE = 20_000
+
+_Named = TypeVar("_Named", bound=tuple[str, bytes, bytes])
 
 
 class Migrated(NamedTuple):
@@ -34,10 +48,7 @@ def content_of_store(state: RocksStore) -> Iterator[Content]:
 
 
 def rows_of_checkpoint(
-    spark: SparkSession,
-    query_checkpoint: str,
-    ops_partitions: int,
-    names: Iterable[str] = (META_MAP, *ShardMaps._fields),
+    spark: SparkSession, query_checkpoint: str, ops_partitions: int, names: Iterable[str] = ALL_MAPS
 ) -> Iterator[ShardRow]:
     """Yield what maps of all shards hold after the last committed micro-batch, by Spark's own reader.
 
@@ -47,12 +58,42 @@ def rows_of_checkpoint(
         ops_partitions: Partitions of the ops topic.
         names: The maps.
     """
-    partition_of_key = {key: partition for partition, key in enumerate(shard_keys(spark, ops_partitions))}
+    return _shard_rows(spark, _stored_maps(spark, query_checkpoint, names), ops_partitions)
+
+
+def shards_of_checkpoint(spark: SparkSession, query_checkpoint: str, ops_partitions: int) -> Iterator[ShardRow]:
+    """Do as `rows_of_checkpoint`, for all maps; the rows of a shard follow each other.
+
+    Spark sorts them, and keeps on disk what does not fit into memory.
+    """
+    frame = _stored_maps(spark, query_checkpoint, ALL_MAPS)
+    return _shard_rows(spark, together(frame, "shard", ops_partitions), ops_partitions)
+
+
+def together(frame: DataFrame, column: str, values: int) -> DataFrame:
+    """Return the rows in an order in which those with the same value of a column follow each other.
+
+    Args:
+        frame: The rows.
+        column: The column.
+        values: How many values it has: `toLocalIterator` holds a partition at a time, which has those of few.
+    """
+    return frame.repartition(values, column).sortWithinPartitions(column)
+
+
+def _stored_maps(spark: SparkSession, query_checkpoint: str, names: Iterable[str]) -> DataFrame:
+    maps = []
     for name in names:
         at = f.lit(b"") if name == META_MAP else f.col("at")
-        found = stored_map(spark, query_checkpoint, name).select("key.*", at, "value")
-        for shard, key, value in found.toLocalIterator():
-            yield ShardRow(partition_of_key[shard], name, bytes(key), bytes(value))
+        found = stored_map(spark, query_checkpoint, name)
+        maps.append(found.select(f.col("key.shard"), f.lit(name).alias("map"), at.alias("at"), "value"))
+    return functools.reduce(DataFrame.union, maps)
+
+
+def _shard_rows(spark: SparkSession, frame: DataFrame, ops_partitions: int) -> Iterator[ShardRow]:
+    partition_of_key = {key: partition for partition, key in enumerate(shard_keys(spark, ops_partitions))}
+    for shard, name, key, value in frame.toLocalIterator():
+        yield ShardRow(partition_of_key[shard], name, bytes(key), bytes(value))
 
 
 def stored_map(spark: SparkSession, query_checkpoint: str, name: str) -> DataFrame:
@@ -84,11 +125,30 @@ def fill(store: RocksStore, changes: Iterable[Change]) -> None:
     store.write_changes(waiting)
 
 
-def digest_of(content: Iterable[Content]) -> Migrated:
+class ContentDigest:
+    """Counts content as it passes, and digests it; the order does not count."""
+
+    def __init__(self) -> None:
+        self._keys = self._total = 0
+
+    def through(self, content: Iterable[_Named]) -> Iterator[_Named]:
+        """Yield (family or map, key, value) as given."""
+        for each in content:
+            family, key, value = each
+            self._keys += 1
+            hashed = hashlib.blake2b(family.encode() + len(key).to_bytes(2, "big") + key + value, digest_size=16)
+            self._total = (self._total + int.from_bytes(hashed.digest(), "big")) % (1 << 128)
+            yield each
+
+    @property
+    def migrated(self) -> Migrated:
+        """What has passed."""
+        return Migrated(self._keys, f"{self._total:032x}")
+
+
+def digest_of(content: Iterable[tuple[str, bytes, bytes]]) -> Migrated:
     """Return the number of keys, and a digest that does not depend on their order."""
-    keys = total = 0
-    for family, key, value in content:
-        keys += 1
-        each = hashlib.blake2b(family.encode() + len(key).to_bytes(2, "big") + key + value, digest_size=16)
-        total = (total + int.from_bytes(each.digest(), "big")) % (1 << 128)
-    return Migrated(keys, f"{total:032x}")
+    digest = ContentDigest()
+    for _ in digest.through(content):
+        pass
+    return digest.migrated

@@ -19,12 +19,21 @@ from pipelines.cluster.checkpoint_identity import Beginnings, CheckpointIdentity
 from pipelines.cluster.decide.decide_query import Beginning
 from pipelines.cluster.decide.shard import QueueDeadline, ShardMeta
 from pipelines.cluster.decide.shard_keys import shard_keys
-from pipelines.cluster.decide.shard_rows import DEADLINES_MAP, ShardRow, content_of, deadlines_of, shard_rows
-from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of
+from pipelines.cluster.decide.shard_rows import (
+    DEADLINES_MAP,
+    PROGRESS_MAPS,
+    Progress,
+    ShardRow,
+    content_of,
+    deadlines_of,
+    progress_of,
+    shard_rows,
+)
+from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of, together
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["beginning_deadlines", "beginning_of", "beginning_rows", "migrate_to_cluster"]
+__all__ = ["beginning_deadlines", "beginning_of", "beginning_progress", "beginning_rows", "migrate_to_cluster"]
 
 _ROWS_AT_ONCE = 100_000
 _SCHEMA = pa.schema(
@@ -97,7 +106,7 @@ def migrate_to_cluster(
     )
     _write(spark, rows, shard_keys(spark, ops.partition_count), _rows_url(checkpoint))
     migrated = digest_of(content_of_store(state))
-    if digest_of(content_of(beginning_rows(spark, checkpoint), identity.seed).content) != migrated:
+    if digest_of(content_of(beginning_rows(spark, checkpoint, ops.partition_count), identity.seed)) != migrated:
         message = f"what was written to {checkpoint} is not what was read: remove it, and try again"
         raise Corrupt(message, subject=checkpoint)
     require_owned()  # only with an identity it is a state
@@ -113,9 +122,15 @@ def beginning_of(spark: SparkSession, checkpoint: str, identity: CheckpointIdent
     return Beginning(rows, identity.first_offset)
 
 
-def beginning_rows(spark: SparkSession, checkpoint: str) -> Iterator[ShardRow]:
-    """Yield what the maps of shards held at the beginning of a state that came from elsewhere."""
-    return _read(spark.read.parquet(_rows_url(checkpoint)))
+def beginning_rows(spark: SparkSession, checkpoint: str, ops_partitions: int) -> Iterator[ShardRow]:
+    """Yield what the maps of shards held at the beginning of a state that came from elsewhere, shard by shard."""
+    return _read(together(spark.read.parquet(_rows_url(checkpoint)), "ops_partition", ops_partitions))
+
+
+def beginning_progress(spark: SparkSession, checkpoint: str) -> Progress:
+    """Return how far the shards were at the beginning of a state that came from elsewhere."""
+    frame = spark.read.parquet(_rows_url(checkpoint))
+    return progress_of(_read(frame.where(frame["map"].isin(*PROGRESS_MAPS))))
 
 
 def beginning_deadlines(spark: SparkSession, checkpoint: str) -> dict[int, list[QueueDeadline]]:

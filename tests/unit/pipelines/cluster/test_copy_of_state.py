@@ -24,7 +24,7 @@ from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
 from pipelines.cluster.copy_of_state import WithBeginning, local_tables
 from pipelines.cluster.decide.extent import START
 from pipelines.cluster.decide.shard import Shard, ShardMeta, ShardSettings
-from pipelines.cluster.decide.shard_rows import META_MAP, ShardRow
+from pipelines.cluster.decide.shard_rows import META_MAP, PROGRESS_MAPS, ShardRow, content_of, progress_of
 from pipelines.cluster.decide.shard_state import quarantine_key
 from pipelines.cluster.migration.shards import Shards
 from pipelines.cluster.migration.stored_state import content_of_store
@@ -37,6 +37,7 @@ from tests.support.in_process.folding import KERNEL_FAMILIES, RESULTS_PARTITIONS
 from tests.support.in_process.memory_maps import SEED, memory_maps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -73,7 +74,8 @@ class Decided:
                 self.rows += [ShardRow(partition, name, key, value) for key, value in stored.items()]
 
     def shards(self, **changed: Any) -> Shards:
-        return Shards(msgspec.structs.replace(IDENTITY, **changed), self.rows)
+        progress = progress_of(row for row in self.rows if row.map in PROGRESS_MAPS)
+        return Shards(msgspec.structs.replace(IDENTITY, **changed), progress, lambda: self.rows)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,19 @@ def test_a_state_from_elsewhere_says_from_where_on_its_tables_have_rows(decided:
         replay = replay_of(store)
     assert replay.compared_from == dict.fromkeys(AUDIT_TABLES, first)
     assert replay.since_loss == ["e1", "e2", "e3"]
+
+
+def test_one_shard_is_in_memory_at_a_time(decided: Decided) -> None:
+    read: list[int] = []
+
+    def rows() -> Iterator[ShardRow]:
+        for row in decided.rows:
+            read.append(row.ops_partition)
+            yield row
+
+    next(content_of(rows(), SEED))
+    assert set(read) == {0, 1}, "and the first row of the next one"
+    assert len({row.ops_partition for row in decided.rows}) > 2
 
 
 def test_a_log_that_does_not_go_on_with_the_state_is_refused(decided: Decided, tmp_path: Path) -> None:
