@@ -29,6 +29,7 @@ from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
 from pipelines.cluster.decide.decide_query import start_decide_query
 from pipelines.cluster.decide.repeated_starts import noted_batch
 from pipelines.cluster.decide.shard import ShardSettings
+from pipelines.cluster.decide.shard_attempts import dead_records
 from pipelines.cluster.decide.shard_rows import DEADLINES_MAP, deadlines_of
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.migration.stored_state import rows_of_checkpoint
@@ -232,12 +233,14 @@ class ClusterJob:
         deciding = decide_checkpoint(self.cluster.checkpoint)
         partitions = self._state_partitions(deciding)
         noted = noted_batch(self._spark, deciding, committed.batch_id)
+        settings = self._shard_settings(identity, results.partition_count, partitions, noted)
+        dead = dead_records(self.connection, self.internal.attempts, identity.state_epoch)
         cores = min(self.cluster.tasks, CORES_COUNTED_MAX)
         self._watch(
             start_decide_query(
                 self._spark,
                 self.connection,
-                self._shard_settings(identity, results.partition_count, partitions, noted),
+                settings._replace(dead=dead),
                 prefix=self.settings.topic_prefix,
                 audit_partitions=identity.audit_partitions or internal[self.internal.audit].partition_count,
                 state_epoch=identity.state_epoch,

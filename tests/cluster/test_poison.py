@@ -17,6 +17,7 @@ from pipelines.cluster.audit.entry_rows import rows_from
 from pipelines.cluster.decide import decide_query
 from pipelines.cluster.decide.extent import Cursors
 from pipelines.cluster.decide.outgoing import EntryKey
+from pipelines.cluster.decide.shard_attempts import dead_records
 from pipelines.decide_ops.entries import read_slice
 from pipelines.decide_ops.entry import EntryKind
 from popstream.exchange.partitioner import ops_key, partition_of
@@ -91,6 +92,8 @@ def test_a_record_under_which_the_worker_ends_is_quarantined(
     assert [op_id for op_id, answer in answers.items() if answer["code"]] == [POISON]
     quarantined = stored_quarantine(cluster_spark, checkpoint)
     assert {partition: list(errors) for partition, errors in quarantined.items() if errors} == {poisoned: [11]}
+    notes = dead_records(KafkaConnection(kafka.bootstrap_servers), log.internal.attempts, "epoch")
+    assert notes == {poisoned: {11}}, "if the micro-batch is repeated by another start"
     rows = written_rows(log)
     assert {*rows.values()} == {1}
     with_rows = {(partition, kafka_offset) for _, partition, kafka_offset, _ in rows}

@@ -4,7 +4,7 @@ A shard is a function of the log: what it keeps in memory between micro-batches 
 one that it left, which `ShardMeta` says.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -58,6 +58,8 @@ class ShardSettings(NamedTuple):
         verifier: Verifies operations on queues and groups; None: they need no signature.
         shards_per_task: Shards that a task has, about: a worker keeps some more in memory.
         noted_batch: Number of a micro-batch that is decided with notes from the first attempt on; None: none is.
+        dead: By partition, records under which the process had ended often enough before this start: they are
+            quarantined, and their answers may have left.
     """
 
     run_id: str
@@ -69,6 +71,7 @@ class ShardSettings(NamedTuple):
     verifier: OperationVerifier | None = None
     shards_per_task: int = 8
     noted_batch: int | None = None
+    dead: Mapping[int, Collection[int]] = {}
 
 
 class ShardMeta(StoredRecord, msgspec.Struct, array_like=True, frozen=True):
@@ -114,15 +117,19 @@ class Shard:
         settings: Those of the job.
         maps: The stored maps, for this micro-batch.
         meta: As stored with them.
+        dead: Its own of `ShardSettings.dead`.
     """
 
-    def __init__(self, settings: ShardSettings, maps: ShardMaps, meta: ShardMeta) -> None:
+    def __init__(
+        self, settings: ShardSettings, maps: ShardMaps, meta: ShardMeta, dead: Collection[int] = frozenset()
+    ) -> None:
         self.meta = meta
         self._state = ShardState(maps, settings.seed, meta.first_chunk, meta.end_chunk)
         self._decoder = Decoder(settings.ops_partitions, settings.signer, settings.verifier)
         self._maps = maps
         # Of undecided records: a snapshot may have them. Those of decided ones are kept for who decides the log again.
-        self._quarantined = {at: error for at, error in quarantined_in(maps).items() if at >= meta.next_offset}
+        errors = dict.fromkeys(dead, PROCESS_ENDED) | quarantined_in(maps)
+        self._quarantined = {at: error for at, error in errors.items() if at >= meta.next_offset}
         self._decider = OpsDecider(
             self._state,
             self._decode,

@@ -3,6 +3,9 @@
 Spark repeats a task whose worker has ended, and after `spark.task.maxFailures` the query fails. From the third attempt
 on a shard decides one record at a time, each noted before; one under which the worker ends twice is quarantined. What
 is stored and what leaves does not show it.
+
+Notes stay when all is decided: the answer that a record is quarantined may have left, and the micro-batch not be
+committed. What decides it again, with more memory perhaps, must not decide otherwise.
 """
 
 import msgspec
@@ -13,7 +16,7 @@ from pipelines.decide_ops.poison import ALONE_ATTEMPTS_MAX
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["WHOLE_ATTEMPTS_MAX", "AloneNote", "ShardAttempts"]
+__all__ = ["WHOLE_ATTEMPTS_MAX", "AloneNote", "ShardAttempts", "dead_records"]
 
 WHOLE_ATTEMPTS_MAX = 2
 """Attempts of a task at all records of a shard."""
@@ -56,7 +59,7 @@ class ShardAttempts:
     def __init__(self, connection: KafkaConnection, topic: str, ops_partition: int, state_epoch: str) -> None:
         self._topic = topic
         self._key = f"{ops_partition} {state_epoch}".encode()
-        self._note = self._last(connection).after_its_end()
+        self._note = _last_notes(connection, topic).get(self._key, AloneNote()).after_its_end()
         self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", linger_ms=0)
 
     def begin(self, kafka_offset: int) -> bool:
@@ -70,10 +73,6 @@ class ShardAttempts:
         """Note that no record is decided now."""
         self._write(AloneNote(deaths=self._note.deaths))
 
-    def end(self) -> None:
-        """Note that all records are decided."""
-        self._write(AloneNote())
-
     def close(self) -> None:
         """Disconnect."""
         close_producer(self._producer, _TIMEOUT_S)
@@ -83,10 +82,29 @@ class ShardAttempts:
         value = msgspec.msgpack.encode(note)
         self._producer.send(self._topic, key=self._key, value=value, partition=0).get(timeout=_TIMEOUT_S)
 
-    def _last(self, connection: KafkaConnection) -> AloneNote:
-        note = AloneNote()
-        with KeyedLog(connection, self._topic) as log:
-            for key, value in log.to_end():
-                if key == self._key:
-                    note = msgspec.msgpack.decode(value, type=AloneNote)
-        return note
+
+def dead_records(connection: KafkaConnection, topic: str, state_epoch: str) -> dict[int, frozenset[int]]:
+    """Return the records that an attempt may have quarantined, by partition of the ops topic; committed or not.
+
+    Args:
+        connection: The Kafka.
+        topic: The topic of the notes.
+        state_epoch: Identity of the state.
+
+    Raises:
+        Unavailable: Kafka does not answer.
+    """
+    found: dict[int, frozenset[int]] = {}
+    for key, note in _last_notes(connection, topic).items():
+        partition, _, epoch = key.decode().partition(" ")
+        # As stored: an attempt has begun after these ends. The end of the job itself is none.
+        dead = frozenset(at for at, count in note.deaths.items() if count >= ALONE_ATTEMPTS_MAX)
+        if epoch == state_epoch and dead:
+            found[int(partition)] = dead
+    return found
+
+
+def _last_notes(connection: KafkaConnection, topic: str) -> dict[bytes, AloneNote]:
+    with KeyedLog(connection, topic) as log:
+        last = dict(log.to_end())
+    return {key: msgspec.msgpack.decode(value, type=AloneNote) for key, value in last.items()}

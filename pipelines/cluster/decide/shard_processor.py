@@ -101,8 +101,6 @@ class ShardProcessor(StatefulProcessor):
                 if entries is None:
                     break
                 yield from records_of(entries, outlet, committed, begins)
-        if attempts is not None:
-            attempts.end()
         self._meta.put(shard.meta.encode())
         yield deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal)
 
@@ -130,4 +128,5 @@ class ShardProcessor(StatefulProcessor):
         if stored is not None:
             require_no_records_between(self._connection, self._topics.ops, partition, meta.next_offset, begin)
         shards_max = KeptShards.limit_for(self._settings.shards_per_task)
-        return _shards.load(place, shards_max, lambda: Shard(self._settings, self._maps, meta))
+        dead = self._settings.dead.get(partition, frozenset())
+        return _shards.load(place, shards_max, lambda: Shard(self._settings, self._maps, meta, dead))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -18,20 +19,22 @@ from connectors.kafka.own_topics import Topics
 from pipelines.cluster.audit.audit_query import audit_key, new_entries
 from pipelines.cluster.audit.entry_rows import rows_from
 from pipelines.cluster.audit.unit_entries import UnitsKey
-from pipelines.cluster.decide import shard
+from pipelines.cluster.decide import shard, shard_attempts
 from pipelines.cluster.decide.extent import Cursors, Extent
 from pipelines.cluster.decide.outgoing import EntryKey, Outlet, records_of
 from pipelines.cluster.decide.shard import Shard, ShardMeta
+from pipelines.cluster.decide.shard_attempts import ShardAttempts, dead_records
 from pipelines.cluster.decide.shard_state import quarantined_in
 from pipelines.decide_ops import ops_decider
 from pipelines.decide_ops.entries import read_slice
 from pipelines.decide_ops.entry import EntryKind, LogPlace, PlacedEntry
+from popstream.kafka_connection import KafkaConnection
 from tests.support.in_process.memory_maps import memory_maps
 from tests.support.in_process.small_job import DECLARE, written_to
 from tests.unit.pipelines.cluster.decide.test_shard import SETTINGS, answers, pop, record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from pipelines.cluster.decide.shard_state import ShardMaps
     from pipelines.decide_ops.decode import KafkaRecord
@@ -68,9 +71,10 @@ class Attempt:
         maps: ShardMaps | None = None,
         meta: ShardMeta | None = None,
         notes: Noted | None = None,
+        dead: Collection[int] = (),
     ) -> None:
         self.maps = memory_maps() if maps is None else maps
-        deciding = Shard(SETTINGS, self.maps, meta or ShardMeta())
+        deciding = Shard(SETTINGS, self.maps, meta or ShardMeta(), dead)
         committed = deciding.meta.ends
         entries = deciding.apply(records, notes)
         self.meta = deciding.meta
@@ -211,6 +215,60 @@ def test_a_record_under_which_the_process_has_ended_is_the_only_one_to_differ() 
     by_op = {answer["op_id"]: answer for answer in alone.answers}
     assert [op_id for op_id, answer in by_op.items() if answer["code"]] == [f"op-{POISON}"]
     assert {*rows_in([*Attempt(RECORDS[:POISON]).sent, *alone.sent]).values()} == {1}
+
+
+def test_a_record_that_was_quarantined_so_stays_quarantined_when_a_new_start_repeats_its_micro_batch() -> None:
+    """Its answer may have left, before anything was committed."""
+    sent = Attempt(RECORDS, notes=Noted(POISON))
+    again = Attempt(RECORDS, dead=[POISON])
+    assert again.answers == sent.answers
+    assert again.sent == sent.sent
+    assert again.stored() == sent.stored()
+    later = Attempt(LATER, again.maps, again.meta, dead=[POISON])
+    assert {answer["code"] for answer in later.answers} == {0}
+
+
+def test_notes_of_dead_records_outlive_their_micro_batch_and_are_of_one_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[bytes, bytes] = {}
+
+    class Notes:
+        """The topic."""
+
+        def __init__(self, *_: object) -> None:
+            """Read it from its beginning."""
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Close."""
+
+        def to_end(self) -> Iterable[tuple[bytes, bytes]]:
+            return list(written.items())
+
+        def send(self, _: str, *, key: bytes, value: bytes, partition: int) -> Any:
+            assert partition == 0
+            written[key] = value
+            return SimpleNamespace(get=lambda timeout: timeout)
+
+    monkeypatch.setattr(shard_attempts, "KeyedLog", Notes)
+    monkeypatch.setattr(shard_attempts, "KafkaProducer", lambda **_: Notes())
+    kafka = KafkaConnection("kafka:9092")
+
+    def attempt(state_epoch: str = "epoch") -> ShardAttempts:
+        return ShardAttempts(kafka, "attempts", 2, state_epoch)
+
+    for _ in range(2):
+        assert attempt().begin(POISON), "and the worker ends"
+    assert dead_records(kafka, "attempts", "epoch") == {}, "no attempt has quarantined it"
+    decides = attempt()
+    assert not decides.begin(POISON)
+    decides.pause()
+    assert dead_records(kafka, "attempts", "epoch") == {2: {POISON}}
+    assert dead_records(kafka, "attempts", "another") == {}
+    assert attempt("another").begin(POISON)
+    again = attempt()
+    assert not again.begin(POISON), "the same answer again"
 
 
 def test_every_row_has_the_offset_of_its_record_in_place_of_the_number_of_a_write() -> None:
