@@ -21,7 +21,7 @@ from pipelines.cluster.queues.queue_log import require_same_queue_log
 from pipelines.cluster.queues.queue_processor import UnitSettings
 from pipelines.cluster.queues.units_query import start_units_query
 from pipelines.job_settings import JobSettings
-from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
 from popstream.topics.queue_types import QueueTypesPublisher
 
@@ -117,7 +117,7 @@ class MessageQueues:
         self._stack.close()
 
     def _require_same_log(self) -> None:
-        log = found_log(self._connection, self._internal[self._topics.queue_log])
+        log = read_log_bounds(self._connection, self._internal[self._topics.queue_log])
         committed = last_committed(self._spark, self._checkpoint, log.topic)
         require_same_queue_log(self._identity.queue_log_from if committed is None else committed.ends, log)
 

@@ -54,7 +54,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
         return LogFound(topic=TOPIC, topic_id="A", first_offset={0: 0}, end_offset={0: len(found)})
 
     monkeypatch.setattr(undelivered, "OpsPartitionReader", Reader)
-    monkeypatch.setattr(undelivered, "found_log", log)
+    monkeypatch.setattr(undelivered, "read_log_bounds", log)
     monkeypatch.setattr(undelivered, "describe", lambda *_: {TOPIC: TopicFacts(TOPIC, "A", 1)})
     monkeypatch.setattr(undelivered, "last_committed", lambda *_: None)
     monkeypatch.setattr(undelivered, "stored_cursors", lambda *_: Cursors({}))
