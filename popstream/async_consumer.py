@@ -37,7 +37,7 @@ class AsyncConsumer(Generic[Body]):
 
     ```python
     async with AsyncConsumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
-        async for message in consumer:          # or: await consumer.run(handle, tasks=100)
+        async for message in consumer:          # or: await consumer.run(handler, tasks=100)
             await work_on(message.value)
             await message.ack()                 # or without await, if its outcome does not matter
     ```
@@ -110,7 +110,7 @@ class AsyncConsumer(Generic[Body]):
         """Like `Consumer.reject`."""
         return await in_thread(self._threads, partial(self.consumer.reject, messages, cause))
 
-    async def run(self, handle: Callable[[Message[Body]], Awaitable[object]], *, tasks: int = 1) -> None:
+    async def run(self, handler: Callable[[Message[Body]], Awaitable[object]], *, tasks: int = 1) -> None:
         """Like `Consumer.run`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
 
         Raises:
@@ -119,12 +119,12 @@ class AsyncConsumer(Generic[Body]):
         """
 
         async def handle_one(messages: Sequence[Message[Body]]) -> None:
-            await handle(messages[0])
+            await handler(messages[0])
 
         await self._run(handle_one, set_size=1, tasks=tasks)
 
     async def run_sets(
-        self, handle: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int = 1
+        self, handler: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int = 1
     ) -> None:
         """Like `Consumer.run_sets`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
 
@@ -132,7 +132,7 @@ class AsyncConsumer(Generic[Body]):
             Refused: The job refuses pops of this group.
             Invalid: As of `run`, or `set_size` is less than 1.
         """
-        await self._run(handle, set_size=set_size, tasks=tasks)
+        await self._run(handler, set_size=set_size, tasks=tasks)
 
     def stop(self) -> None:
         """Like `Consumer.stop`."""
@@ -181,18 +181,18 @@ class AsyncConsumer(Generic[Body]):
         self._threads.shutdown(wait=False)
 
     async def _run(
-        self, handle: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int
+        self, handler: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int
     ) -> None:
         if min(tasks, set_size) < 1:
             message = f"a handler needs at least one task and one message, not {tasks} and {set_size}"
             raise Invalid(message, subject=self.consumer.client_id)
         subscription = self.consumer.subscribe()
         feed = self._feed(subscription, set_size)
-        handle = self.consumer.observers.around_coroutine(self.consumer, handle)
+        handler = self.consumer.observers.around_coroutine(self.consumer, handler)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(tasks):
-                    worker = group.create_task(self._work(feed, handle))
+                    worker = group.create_task(self._work(feed, handler))
                     self._workers.add(worker)
                     worker.add_done_callback(self._workers.discard)
         except BaseExceptionGroup as failures:
@@ -203,11 +203,11 @@ class AsyncConsumer(Generic[Body]):
     def _feed(self, subscription: Subscription, set_size: int) -> CoroutineFeed:
         return CoroutineFeed(subscription, set_size, self._threads, self._settling)
 
-    async def _work(self, feed: CoroutineFeed, handle: Callable[[Sequence[Message]], Awaitable[object]]) -> None:
+    async def _work(self, feed: CoroutineFeed, handler: Callable[[Sequence[Message]], Awaitable[object]]) -> None:
         process_id = os.getpid()
         while messages := await feed.next():
             try:
-                await handle(messages)
+                await handler(messages)
             except BaseException as error:
                 end_forked_child(process_id)
                 if left := unsettled(messages):

@@ -70,7 +70,7 @@ class Consumer(Generic[Body]):
 
     ```python
     with Consumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
-        for message in consumer:      # or consumer.run(handle, workers=8)
+        for message in consumer:      # or consumer.run(handler, workers=8)
             with message:             # acks at the end of the block, releases it when the block raises
                 work_on(message.value)
     ```
@@ -294,8 +294,8 @@ class Consumer(Generic[Body]):
                 if not message.is_settled:  # its unit was released meanwhile
                     yield message
 
-    def run(self, handle: Callable[[Message[Body]], object], *, workers: int = 1) -> None:
-        """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
+    def run(self, handler: Callable[[Message[Body]], object], *, workers: int = 1) -> None:
+        """Call `handler` for each message of the topics, until `stop`, `close` or SIGTERM.
 
         A message is acked when the handler returns, unless the handler has settled it. When the handler raises, the
         message is released for as long as `back_off` says, and after `max_attempts` it is a dead letter; in an
@@ -303,7 +303,7 @@ class Consumer(Generic[Body]):
         `Reject`.
 
         Args:
-            handle: Takes a message; its return value is ignored.
+            handler: Takes a message; its return value is ignored.
             workers: Number of threads. Messages of an orderly queue go to one thread at a time, in order.
 
         Raises:
@@ -313,23 +313,23 @@ class Consumer(Generic[Body]):
         # A worker takes one message at a time, so that the others need not wait for it; those of an orderly pop do.
         set_size = POP_MESSAGES_MAX if self._options.order else 1
         subscription = self.subscribe()
-        handle = self._observers.around(self, in_one_process(handle))
-        self._run(subscription, each_message(handle, subscription), set_size, workers)
+        handler = self._observers.around(self, in_one_process(handler))
+        self._run(subscription, each_message(handler, subscription), set_size, workers)
 
     def run_sets(
         self,
-        handle: Callable[[Sequence[Message[Body]]], object],
+        handler: Callable[[Sequence[Message[Body]]], object],
         *,
         set_size: int,
         workers: int = 1,
     ) -> None:
-        """Like `run`, with up to `set_size` messages for each call of `handle`.
+        """Like `run`, with up to `set_size` messages for each call of `handler`.
 
         Messages that the handler has settled stay settled. When it returns, the others are acked. When it raises, the
         first of the others is the failed one, and the later ones are released without a further attempt.
         """
-        handle = self._observers.around_sets(self, in_one_process(handle))
-        self._run(self.subscribe(), handle, set_size, workers)
+        handler = self._observers.around_sets(self, in_one_process(handler))
+        self._run(self.subscribe(), handler, set_size, workers)
 
     def stop(self) -> None:
         """End iterations and `run` after the current message; release the messages that were not handed out.
@@ -622,14 +622,14 @@ class Consumer(Generic[Body]):
     def _run(
         self,
         subscription: Subscription,
-        handle: Callable[[Sequence[Message]], object],
+        handler: Callable[[Sequence[Message]], object],
         set_size: int,
         workers: int,
     ) -> None:
         pool = HandlerPool(
             f"{self.client_id}-worker",
             subscription,
-            handle,
+            handler,
             set_size=set_size,
         )
         self._handler_pools.add(pool)

@@ -160,40 +160,40 @@ class Observers(Observer):
         self._tell(tell)
         return on_all if called else None
 
-    def around(self, consumer: Observed, handle: Callable[[Message], object]) -> Callable[[Message], object]:
+    def around(self, consumer: Observed, handler: Callable[[Message], object]) -> Callable[[Message], object]:
         """Return a handler of messages that is observed."""
         if not self:
-            return handle
+            return handler
 
         def observed(message: Message) -> None:
             with self.handling(consumer, (message,)):
-                handle(message)
+                handler(message)
 
         return observed
 
     def around_sets(
-        self, consumer: Observed, handle: Callable[[Sequence[Message]], object]
+        self, consumer: Observed, handler: Callable[[Sequence[Message]], object]
     ) -> Callable[[Sequence[Message]], object]:
         """Return a handler of sets that is observed."""
         if not self:
-            return handle
+            return handler
 
         def observed(messages: Sequence[Message]) -> None:
             with self.handling(consumer, messages):
-                handle(messages)
+                handler(messages)
 
         return observed
 
     def around_coroutine(
-        self, consumer: Observed, handle: Callable[[Sequence[Message]], Awaitable[object]]
+        self, consumer: Observed, handler: Callable[[Sequence[Message]], Awaitable[object]]
     ) -> Callable[[Sequence[Message]], Awaitable[object]]:
         """Return a handler of sets, for coroutines, that is observed."""
         if not self:
-            return handle
+            return handler
 
         async def observed(messages: Sequence[Message]) -> None:
             with self.handling(consumer, messages):
-                await handle(messages)
+                await handler(messages)
 
         return observed
 

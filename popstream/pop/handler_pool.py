@@ -37,7 +37,7 @@ class HandlerPool:
     Args:
         name: Prefix of the names of the threads.
         subscription: The source of messages.
-        handle: Called with a set of messages; the messages that it has not settled are settled by its result.
+        handler: Called with a set of messages; the messages that it has not settled are settled by its result.
         set_size: Maximum number of messages in a set.
     """
 
@@ -45,13 +45,13 @@ class HandlerPool:
         self,
         name: str,
         subscription: Subscription,
-        handle: Callable[[Sequence[Message]], object],
+        handler: Callable[[Sequence[Message]], object],
         *,
         set_size: int,
     ) -> None:
         self._name = name
         self._subscription = subscription
-        self._handle = handle
+        self._handler = handler
         self._set_size = set_size
         self._threads: list[threading.Thread] = []
         self._failures: list[BaseException] = []
@@ -108,7 +108,7 @@ class HandlerPool:
 
     def _handle_set(self, messages: list[Message]) -> None:
         try:
-            self._handle(messages)
+            self._handler(messages)
         except BaseException as error:
             if left := unsettled(messages):
                 self._subscription.fail(left, error)
@@ -127,7 +127,7 @@ def unsettled(messages: Sequence[Message]) -> list[Message]:
 
 
 def each_message(
-    handle: Callable[[Message], object], subscription: Subscription
+    handler: Callable[[Message], object], subscription: Subscription
 ) -> Callable[[Sequence[Message]], None]:
     """Return a handler of sets that calls a handler of messages, and acks each message as soon as it is done.
 
@@ -148,7 +148,7 @@ def each_message(
 
     def handle_one(message: Message, behind: Sequence[Message]) -> None:
         try:
-            handle(message)
+            handler(message)
         except BaseException as error:
             if message.is_settled:  # the error is about none of those behind it
                 if not isinstance(error, Exception):
@@ -175,7 +175,7 @@ def log_after_settling(message: Message, error: BaseException) -> None:
     LOG.warning("the handler of %s/%d offset %d failed after its message was settled", *where, exc_info=error)
 
 
-def in_one_process(handle: Callable[[Handled], object]) -> Callable[[Handled], None]:
+def in_one_process(handler: Callable[[Handled], object]) -> Callable[[Handled], None]:
     """Return the handler, which may fork: a child that comes back from it ends, because the messages are its parent's.
 
     It has neither the threads nor the connections of the consumer.
@@ -184,7 +184,7 @@ def in_one_process(handle: Callable[[Handled], object]) -> Callable[[Handled], N
 
     def call(handled: Handled) -> None:
         try:
-            handle(handled)
+            handler(handled)
         finally:
             end_forked_child(process_id)
 

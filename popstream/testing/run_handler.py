@@ -17,7 +17,7 @@ __all__ = ["run_handler"]
 
 def run_handler(
     consumer: Consumer[Body],
-    handle: Callable[[Message[Body]], object],
+    handler: Callable[[Message[Body]], object],
     *,
     count: int = 1,
     timeout_s: float = 10.0,
@@ -39,7 +39,7 @@ def run_handler(
 
     Args:
         consumer: A consumer with topics.
-        handle: The handler under test.
+        handler: The handler under test.
         count: Number of calls.
         timeout_s: How long to wait for the messages, in seconds.
 
@@ -57,7 +57,7 @@ def run_handler(
         nonlocal called_count
         called_count += 1
         try:
-            handle(message)
+            handler(message)
         finally:
             if called_count >= count:
                 consumer.stop()
