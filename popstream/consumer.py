@@ -25,7 +25,7 @@ from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require
 from popstream.pop.pops import Pops
 from popstream.pop.record_filler import RecordFiller
-from popstream.pop.subscription import Subscription, SubscriptionOptions
+from popstream.pop.subscription import Subscription, SubscriptionOptions, init_on_wire
 from popstream.retries import MAX_ATTEMPTS, BackOff, describe_error
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from popstream.payload.payloads import FetchCounts, Payloads
     from popstream.pop.notifications import Listen
     from popstream.wire.answer import Answer
-    from popstream.wire.command import Cause, Command, Init
+    from popstream.wire.command import Cause, Command
 
 __all__ = ["Consumer"]
 
@@ -349,7 +349,7 @@ class Consumer(Generic[Body]):
         *,
         order: bool = False,
         attempt_id: str | None = None,
-        init: Init = "min",
+        init: Literal["earliest", "latest"] = "earliest",
         tags: Sequence[str] | None = None,
         renew: bool = False,
         op_id: str | None = None,
@@ -370,7 +370,8 @@ class Consumer(Generic[Body]):
             poll_time_ms: How long the broker waits for a first message, in milliseconds.
             order: Orderly consumption: the queue hands out nothing else while one of these messages is in flight.
             attempt_id: For orderly consumption: a pop with the same id returns the same messages again.
-            init: Where a new lane begins: at the first message of the queue ("min"), or after its last one ("max").
+            init: Where the group begins at a queue that it has never popped: at its first message ("earliest"), or
+                after its last one ("latest").
             tags: Receive only messages with one of these tags; the group skips the others.
             renew: Renew the leases before they end, by the policy of the consumer.
             op_id: Name of this pop (`new_op_id`), by which another thread can `cancel` it; for one queue only.
@@ -379,7 +380,7 @@ class Consumer(Generic[Body]):
         Raises:
             NotDeclared: The job does not know the queue yet.
             Refused: A parameter is out of range, or the lane is in use in the other mode.
-            Invalid: The topic does not exist.
+            Invalid: The topic does not exist, or `init` is neither "earliest" nor "latest".
             AnswerTimeout: The job does not answer. A `cancel` is sent, so that messages it leases later are released.
             PayloadMissing: None of the records could be read; the messages were released for one second.
             ClientClosed: The consumer was closed.
@@ -396,7 +397,7 @@ class Consumer(Generic[Body]):
             order=order,
             attempt_id=attempt_id,
             poll_time_ms=poll_time_ms,
-            init=init,
+            init=init_on_wire(init),
             client_id=self.client_id,
             tags=_hashes(tags),
         )

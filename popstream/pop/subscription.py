@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from popstream.pop.pops import Pops
     from popstream.wire.answer import Answer
 
-__all__ = ["Subscription", "SubscriptionOptions"]
+__all__ = ["Subscription", "SubscriptionOptions", "init_on_wire"]
 
 LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ ROOM_PART = 8
 """While pops are in flight, another is sent only when at least this part of the window is free: not one per message."""
 
 INIT_OF_START: dict[str, Init] = {"earliest": "min", "latest": "max"}
-"""A subscription's words are Kafka's; a pop has RocketMQ's on the wire."""
+"""The client's words are Kafka's; a pop has RocketMQ's on the wire."""
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,10 +106,26 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.rate_limit is not None and not 0 < self.rate_limit < math.inf:
             wrong.append(f"rate_limit must be a number of messages a second, more than 0, not {self.rate_limit}")
         if self.init not in INIT_OF_START:
-            wrong.append(f'init must be "earliest" or "latest", not {self.init!r}')
+            wrong.append(_init_error(self.init))
         if wrong:
             message = "the options of the subscription are out of range"
             raise Invalid(message, subject="subscription", details=wrong)
+
+
+def init_on_wire(init: str) -> Init:
+    """Return where a pop begins in a new lane, in the word of the wire.
+
+    Raises:
+        Invalid: It is neither "earliest" nor "latest".
+    """
+    if init not in INIT_OF_START:
+        message = _init_error(init)
+        raise Invalid(message, subject="init")
+    return INIT_OF_START[init]
+
+
+def _init_error(init: str) -> str:
+    return f'init must be "earliest" or "latest", not {init!r}'
 
 
 class _Asked(msgspec.Struct, frozen=True):

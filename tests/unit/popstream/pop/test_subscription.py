@@ -296,6 +296,14 @@ def test_init_is_earliest_or_latest() -> None:
     assert raised.value.details == ('init must be "earliest" or "latest", not \'max\'',)
 
 
+def test_a_pop_begins_where_its_init_says_in_the_words_of_a_subscription(job: MemoryJob) -> None:
+    with job.consumer("billing") as consumer:
+        assert [message.value for message in consumer.pop("orders", 0, init="latest")] == []
+        assert len(consumer.pop("orders", 1, init="earliest")) > 0
+        with pytest.raises(Invalid, match='init must be "earliest" or "latest", not \'min\''):
+            consumer.pop("orders", 2, init="min")  # type: ignore[arg-type]
+
+
 def test_records_that_are_late_or_gone_or_damaged_hold_up_nobody(job: MemoryJob) -> None:
     job.payloads.deleted = {("orders", 0, 3)}
     job.payloads.late = {("orders", 1, offset) for offset in range(10)}
