@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
-from popstream.lease.entries import RETURNED, Change
+from popstream.lease.entries import RELEASED_UNCOUNTED, Change
 from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
@@ -84,7 +84,7 @@ class Consumer(Generic[Body]):
     Closing the consumer releases all messages that it holds: at the end of the `with` block, at interpreter exit, and
     on SIGTERM (if the main thread made the consumer and nothing else handles the signal). Messages with renewed leases
     that belong to a thread which has ended are released within seconds. After a SIGKILL the leases expire; the next
-    consumer with the same explicit `client_id` releases them before its first pop (`return_first`).
+    consumer with the same explicit `client_id` releases them before its first pop (`release_earlier_leases`).
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
@@ -122,8 +122,8 @@ class Consumer(Generic[Body]):
         resend_with: A producer that sends a failed message of a unit again, as a message of its own for this group; the
             unit is acked when all its messages are settled. Without it, releasing one message redelivers its whole
             unit. Not for orderly groups.
-        return_first: Before the first pop of a queue, release the messages that an earlier process of the same client
-            id held of it. Default: when `client_id` is given and the transport is not shared.
+        release_earlier_leases: Before the first pop of a queue, release the messages that an earlier process of the
+            same client id held of it. Default: when `client_id` is given and the transport is not shared.
         exit_on_sigterm: Raise `SystemExit` on SIGTERM where the signal would otherwise end the process at once.
         observers: Are told what the consumer does, for metrics and traces: `popstream.prometheus.PrometheusMetrics`,
             `popstream.opentelemetry.OpenTelemetryTraces`, or an `Observer` of yours.
@@ -163,7 +163,7 @@ class Consumer(Generic[Body]):
         fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
         enable_batch_change_invisible: bool = True,
         resend_with: Resender | None = None,
-        return_first: bool | None = None,
+        release_earlier_leases: bool | None = None,
         exit_on_sigterm: bool = True,
         observers: Sequence[Observer] = (),
         transport: Transport | None = None,
@@ -193,8 +193,8 @@ class Consumer(Generic[Body]):
             tags=_hashes(tags),
             init=init,
         )
-        if return_first is None:
-            return_first = client_id is not None and transport is None
+        if release_earlier_leases is None:
+            release_earlier_leases = client_id is not None and transport is None
         self._fetch_timeout_s = fetch_timeout_ms / 1000
         self._lock = threading.Lock()
         self._is_closing = False  # nothing begins any more
@@ -245,7 +245,7 @@ class Consumer(Generic[Body]):
                 filler,
                 settler=MessageSettler(self._leases.settlement, self._require_open),
                 retries=retries,
-                returns_first=(group, self.client_id) if return_first else None,
+                releases_earlier_of=(group, self.client_id) if release_earlier_leases else None,
             )
             self._pop_calls = PopCalls(self._pops, self._leases, self._payloads.queue_ids)
             self._unregister_at_exit = close_at_exit(self)
@@ -483,7 +483,7 @@ class Consumer(Generic[Body]):
 
         A consumer that is closed has released them.
         """
-        self._leases.settlement.change(((message, RETURNED) for message in messages), keeps=False)
+        self._leases.settlement.change(((message, RELEASED_UNCOUNTED) for message in messages), keeps=False)
 
     def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
         """Send messages to the dead-letter topic now; `cause` is recorded with them.

@@ -38,7 +38,7 @@ class MessageState(enum.Enum):
     OPEN = "open"
     FINISHED = "finished"
     """An ack or a reject was requested."""
-    RETURNED = "returned"
+    RELEASED = "released"
     """A release was requested: the message will be redelivered."""
     LAPSED = "lapsed"
     """The lease has ended: the message will be redelivered, unless it is acked or rejected before that."""
@@ -125,7 +125,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
     @property
     def is_settled(self) -> bool:
         """Whether it was acked, rejected or released, alone or with its unit."""
-        is_settled = self.state is MessageState.FINISHED or self.state is MessageState.RETURNED
+        is_settled = self.state is MessageState.FINISHED or self.state is MessageState.RELEASED
         return is_settled or (self.unit is not None and self.unit.message.is_settled)
 
     @property
@@ -220,10 +220,10 @@ class FilterVerdict(enum.Enum):
     """The decision of a consumer's `message_filter` about a message, before it is handed out."""
 
     CONSUME = "CONSUME"
-    TO_RETURN = "TO_RETURN"
+    RELEASE = "RELEASE"
     """Release it for one second. This delivery counts as an attempt: a message that no consumer wants is a dead letter
     after `max_attempts`."""
-    TO_DEAD_LETTER = "TO_DEAD_LETTER"
+    REJECT = "REJECT"
     """Reject it to the dead letters."""
 
 

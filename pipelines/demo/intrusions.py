@@ -195,7 +195,7 @@ def try_topics_of_another(tenant: Tenant, other: Tenant) -> dict[str, int | str]
 
 def _consumer(tenant: Tenant, client_id: str) -> Consumer:
     return Consumer(
-        **tenant.client_options, group=GROUP, client_id=client_id, return_first=False, exit_on_sigterm=False
+        **tenant.client_options, group=GROUP, client_id=client_id, release_earlier_leases=False, exit_on_sigterm=False
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELIVERY_OVER",
-    "RETURNED",
+    "RELEASED_UNCOUNTED",
     "BatchFuture",
     "Change",
     "MessageRequest",
@@ -86,7 +86,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
             raise Invalid(message, subject="invisible_time_ms")
 
 
-RETURNED = Change(0, suspend=True)
+RELEASED_UNCOUNTED = Change(0, suspend=True)
 """Release at once without counting the attempt: for messages that were not handed out."""
 
 

@@ -173,7 +173,7 @@ class EntrySender:
         requests, future = self._requests(changes, overtakes=not is_renewal)
         self.let_go(
             (request.receipt for request in requests if not (keeps and request.label.invisible_time_ms)),
-            MessageState.RETURNED,
+            MessageState.RELEASED,
         )
         good = self._without_expired(requests)
         if keeps:

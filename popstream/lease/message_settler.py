@@ -44,8 +44,8 @@ class MessageSettler:
     def release_one(self, message: Message, invisible_time_ms: int) -> AwaitableFuture[Outcome]:
         """`Message.release`."""
         self._require_open()
-        given_back = Change(invisible_time_ms, release="after")
-        return _first(self._settlement.change([(message, given_back)], keeps=False))
+        released = Change(invisible_time_ms, release="after")
+        return _first(self._settlement.change([(message, released)], keeps=False))
 
     def fail_one(self, message: Message, error: BaseException) -> AwaitableFuture[Outcome]:
         """The end of `with message:` by an exception."""

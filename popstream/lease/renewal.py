@@ -165,7 +165,7 @@ class LeaseRenewer:
                 holding.is_renewed = True
             self.watch(time.monotonic())
             raise
-        self._entries.let_go((holding.receipt for holding in holdings), MessageState.RETURNED)
+        self._entries.let_go((holding.receipt for holding in holdings), MessageState.RELEASED)
 
     def _check(self, now_s: float) -> float:
         holdings = self._held.holdings()
@@ -190,7 +190,7 @@ class LeaseRenewer:
             else:
                 due.append(holding)
         self._forget(over)
-        self._return(orphans)
+        self._release(orphans)
         self._renew(due)
         return now_s + self._pause_s(wait_s) if holdings else float("inf")
 
@@ -219,7 +219,7 @@ class LeaseRenewer:
             LOG.info("%s: %d leases expired before their messages were settled", self._name, len(over))
             self._entries.let_go((holding.receipt for holding in over), MessageState.LAPSED)
 
-    def _return(self, orphans: list[HeldMessage]) -> None:
+    def _release(self, orphans: list[HeldMessage]) -> None:
         if orphans:
             LOG.warning("%s: releasing %d messages of threads that have ended", self._name, len(orphans))
             self._entries.change(((holding.receipt, ORPHANED) for holding in orphans), keeps=False)

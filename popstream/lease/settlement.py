@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from popstream.errors import AnswerTimeout
-from popstream.lease.entries import RETURNED, BatchFuture, Change
+from popstream.lease.entries import RELEASED_UNCOUNTED, BatchFuture, Change
 from popstream.lease.entry_sender import EXPIRED_LOCALLY
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
@@ -157,7 +157,7 @@ class Settlement:
 
         The result of the future begins with the outcome of the message, or in an orderly group ends with it.
         """
-        others = [(other, RETURNED) for other in later]
+        others = [(other, RELEASED_UNCOUNTED) for other in later]
         log = partial(_log_unsettled, message)
         settled = self._retries.after_failure(error, message.attempt)
         if isinstance(settled, Reject):
@@ -270,7 +270,7 @@ class Settlement:
         """Send a message by itself, which settles it when it is written; otherwise its unit is redelivered."""
         assert self._resender is not None
         message = part.message
-        message.state = MessageState.RETURNED
+        message.state = MessageState.RELEASED
         if part.unit.message.state is MessageState.LAPSED:  # its unit is redelivered, so it would come twice
             call.settle([part], EXPIRED_LOCALLY)
             return

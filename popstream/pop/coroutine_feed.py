@@ -70,7 +70,7 @@ class CoroutineFeed:
 
     def release(self, messages: Sequence[Message]) -> None:
         """Return messages, and in an orderly group the later ones of their pop; in a thread, as Kafka may be away."""
-        self._settle(partial(self._subscription.return_with_rest, messages))
+        self._settle(partial(self._subscription.release_with_rest, messages))
 
     def fail(self, messages: Sequence[Message], error: BaseException) -> None:
         """Settle messages whose handler has raised (`Subscription.fail`); in a thread, too."""

@@ -9,7 +9,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from popstream.lease.entries import RETURNED
+from popstream.lease.entries import RELEASED_UNCOUNTED
 from popstream.payload.payload_block import RECORD_BYTES
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.record_filler import Filled, release_after
@@ -142,21 +142,21 @@ class HandOut:
         with self._changed:
             return [rest for popped in self._sets if popped.holds(message.leased) for rest in popped.rest()]
 
-    def return_broken(self) -> None:
+    def release_broken(self) -> None:
         """Release the rest of each orderly set with a message that will be redelivered, so that it comes after it."""
         if not self._is_orderly:
             return
         with self._changed:
             behind = [message for popped in self._sets if popped.is_broken for message in popped.rest()]
-        self._return(behind)
+        self._release(behind)
 
-    def return_all(self) -> None:
+    def release_all(self) -> None:
         """Release all messages that were not handed out."""
         with self._changed:
             behind = [*self._ready, *(message for popped in self._sets for message in popped.rest())]
             self._ready.clear()
         try:
-            self._return(behind)
+            self._release(behind)
         except PopstreamError as error:
             LOG.warning("could not release %d messages that were not handed out: %s", len(behind), error)
 
@@ -254,11 +254,11 @@ class HandOut:
             LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
             self._settlement.change(((message, release_after(error)) for message in part), keeps=False)
         except BaseException:
-            self._settlement.change(((message, RETURNED) for message in part), keeps=False)
+            self._settlement.change(((message, RELEASED_UNCOUNTED) for message in part), keeps=False)
             raise
         finally:
             messages, behind = self._filled(part, popped, filled, reserved_bytes, count)
-            self._return(behind)
+            self._release(behind)
         return messages
 
     def _filled(
@@ -283,9 +283,9 @@ class HandOut:
             self._changed.notify_all()
         return messages, behind
 
-    def _return(self, messages: Sequence[Message]) -> None:
+    def _release(self, messages: Sequence[Message]) -> None:
         """Release messages that were not handed out, without counting the attempt."""
         if messages:
             self._settlement.change(
-                [(message, RETURNED) for message in messages if not message.is_settled], keeps=False
+                [(message, RELEASED_UNCOUNTED) for message in messages if not message.is_settled], keeps=False
             )

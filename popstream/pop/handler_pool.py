@@ -139,11 +139,11 @@ def each_message(
         for place, message in enumerate(messages):
             if not message.is_settled:
                 if place and not subscription.may_begin(message):  # the first one was looked at when it was taken
-                    return_all(messages[place:])
+                    release_all(messages[place:])
                     return
                 handle_one(message, messages[place + 1 :])
-            if message.leased.state is MessageState.RETURNED:
-                return_all(messages[place + 1 :])
+            if message.leased.state is MessageState.RELEASED:
+                release_all(messages[place + 1 :])
                 return
 
     def handle_one(message: Message, behind: Sequence[Message]) -> None:
@@ -152,7 +152,7 @@ def each_message(
         except BaseException as error:
             if message.is_settled:  # the error is about none of those behind it
                 if not isinstance(error, Exception):
-                    return_all(behind)
+                    release_all(behind)
                     raise
                 log_after_settling(message, error)
             elif isinstance(error, Reject):  # the message is done with: the others go on
@@ -162,9 +162,9 @@ def each_message(
         if not message.is_settled:
             subscription.finish((message,))
 
-    def return_all(messages: Sequence[Message]) -> None:
+    def release_all(messages: Sequence[Message]) -> None:
         if left := unsettled(messages):
-            subscription.return_with_rest(left)
+            subscription.release_with_rest(left)
 
     return handle_all
 

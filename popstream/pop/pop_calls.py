@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from popstream.errors import NotDeclared, Refused
-from popstream.lease.entries import RETURNED
+from popstream.lease.entries import RELEASED_UNCOUNTED
 from popstream.message import PopResult
 from popstream.pop.pop_any_queue import PopAnyQueue
 from popstream.pop.popped_set import PoppedSet
@@ -105,7 +105,7 @@ class PopCalls:
         filled = self._pops.filler.fill(part)
         behind = popped.filled(part, filled.left)
         if behind:
-            self._settlement.change(((message, RETURNED) for message in behind), keeps=False)
+            self._settlement.change(((message, RELEASED_UNCOUNTED) for message in behind), keeps=False)
             filled.messages[:] = [message for message in filled.messages if not message.is_settled]
         return filled
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PoppedSet"]
 
-COMES_AGAIN = (MessageState.RETURNED, MessageState.LAPSED)
+COMES_AGAIN = (MessageState.RELEASED, MessageState.LAPSED)
 
 
 class PoppedSet:

@@ -63,7 +63,7 @@ class Pops:
         filler: Fetches the records of what was leased.
         settler: Carries out the methods of the messages.
         retries: What the pops declare.
-        returns_first: (group, client_id) whose earlier leases of a queue are released before the first pop of it.
+        releases_earlier_of: (group, client_id) whose earlier leases of a queue are released before the first pop of it.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Pops:
         *,
         settler: Settler,
         retries: RetryRules,
-        returns_first: tuple[str, str] | None,
+        releases_earlier_of: tuple[str, str] | None,
     ) -> None:
         self.filler = filler
         self._transport = transport
         self._leases = leases
         self._settler = settler
         self._retries = retries
-        self._returns_first = returns_first
+        self._releases_earlier_of = releases_earlier_of
         self._returned: set[QueueName] = set()
         self._changed = threading.Condition()
         self._in_flight: dict[str, QueueName] = {}
@@ -99,8 +99,8 @@ class Pops:
             if self._is_closing:
                 message = "the consumer is closed"
                 raise ClientClosed(message, subject=op_id)
-            if self._returns_first is not None and queue not in self._returned:
-                group, client_id = self._returns_first
+            if self._releases_earlier_of is not None and queue not in self._returned:
+                group, client_id = self._releases_earlier_of
                 returned = ReturnClient(v=1, topic=queue[0], queue_id=queue[1], group=group, client_id=client_id)
                 self._transport.submit(returned).add_done_callback(self._on_returned)
                 self._returned.add(queue)
@@ -172,8 +172,8 @@ class Pops:
         if error is not None:
             LOG.warning("could not release the messages that an earlier process held: %s", error)
         elif answered.result().reason is Reason.NO_PERMISSION:
-            if self._returns_first is not None:
+            if self._releases_earlier_of is not None:
                 LOG.info("only an administrator may release what an earlier process held: its leases expire")
-            self._returns_first = None  # nor of the other queues
+            self._releases_earlier_of = None  # nor of the other queues
         elif answered.result().released:
             LOG.info("released the messages that an earlier process held: %s", answered.result().released)

@@ -267,10 +267,10 @@ class RecordFiller:
                 )
                 verdict = FilterVerdict.CONSUME
             found[verdict].append(message)
-        if found[FilterVerdict.TO_RETURN]:
-            self._settlement.change(((message, FILTERED) for message in found[FilterVerdict.TO_RETURN]), keeps=False)
-        if found[FilterVerdict.TO_DEAD_LETTER]:
-            self._settlement.reject(found[FilterVerdict.TO_DEAD_LETTER], "filtered")
+        if found[FilterVerdict.RELEASE]:
+            self._settlement.change(((message, FILTERED) for message in found[FilterVerdict.RELEASE]), keeps=False)
+        if found[FilterVerdict.REJECT]:
+            self._settlement.reject(found[FilterVerdict.REJECT], "filtered")
         # When the filter has released one message of a unit, the others are redelivered with it.
         return [message for message in found[FilterVerdict.CONSUME] if not message.is_settled]
 

@@ -22,7 +22,7 @@ import msgspec
 
 from popstream.errors import ClientClosed, Refused
 from popstream.exchange.transport import new_op_id
-from popstream.lease.entries import RETURNED
+from popstream.lease.entries import RELEASED_UNCOUNTED
 from popstream.pop.hand_out import HandOut
 from popstream.pop.next_queue import NextQueue
 from popstream.pop.pops import POLL_MS_SHARED, POP_RESULTS
@@ -255,14 +255,14 @@ class Subscription:
         """
         self._leases.settlement.finish(messages)
 
-    def return_with_rest(self, messages: Sequence[Message]) -> None:
+    def release_with_rest(self, messages: Sequence[Message]) -> None:
         """Release messages without counting the attempt, and the later ones of an orderly queue's pop, in one request.
 
         Args:
             messages: At least one, of one queue or of a concurrent group.
         """
         behind = self._hand_out.rest_behind(messages[0])
-        self._leases.settlement.change(((message, RETURNED) for message in (*messages, *behind)), keeps=False)
+        self._leases.settlement.change(((message, RELEASED_UNCOUNTED) for message in (*messages, *behind)), keeps=False)
 
     def fail(self, messages: Sequence[Message], error: BaseException) -> None:
         """Settle messages whose handler has raised: the first one by the error, the others without an attempt.
@@ -309,7 +309,7 @@ class Subscription:
                 answers, visits = due
                 for op_id, answered in answers:
                     self._on_answer(op_id, answered)
-                self._hand_out.return_broken()
+                self._hand_out.release_broken()
                 for visit in visits:
                     self._visit(visit)
                 self._find_queues()
@@ -318,7 +318,7 @@ class Subscription:
             self._fail(error)
             self._abandon()
         finally:
-            self._hand_out.return_all()
+            self._hand_out.release_all()
             self._stop_watching_releases()
             if self._unsubscribe is not None:
                 self._unsubscribe()

@@ -155,7 +155,7 @@ def test_the_unit_of_a_value_that_cannot_be_deserialized_is_redelivered(job: Mem
 def test_a_filter_sees_the_body(job: MemoryJob) -> None:
     def judge(message: Message[Order]) -> FilterVerdict:
         is_even = message.body is not None and message.body.number % 2 == 0
-        return FilterVerdict.CONSUME if is_even else FilterVerdict.TO_DEAD_LETTER
+        return FilterVerdict.CONSUME if is_even else FilterVerdict.REJECT
 
     with job.consumer("billing", value_deserializer=json_deserializer(Order), message_filter=judge) as consumer:
         assert [message.body for message in consumer.pop("orders", 0)] == [Order(0), Order(2)]

@@ -287,7 +287,7 @@ def test_a_renewal_reaches_the_messages_of_a_unit(job: MemoryJob) -> None:
 @pytest.mark.usefixtures("unit")
 def test_a_unit_that_the_filter_returns_is_not_handed_out_in_part(job: MemoryJob) -> None:
     def verdict(message: Message) -> FilterVerdict:
-        return FilterVerdict.TO_RETURN if message.value == b"1" else FilterVerdict.CONSUME
+        return FilterVerdict.RELEASE if message.value == b"1" else FilterVerdict.CONSUME
 
     with job.consumer("g", message_filter=verdict) as consumer:
         assert values(consumer.pop("orders", 0, max_messages=8)) == [b"plain"]
@@ -476,7 +476,7 @@ def test_coroutines_take_messages_of_units_in_order(job: MemoryJob, monkeypatch:
 @pytest.mark.usefixtures("unit")
 def test_a_filter_is_asked_about_each_message(job: MemoryJob, producer: Producer) -> None:
     def verdict(message: Message) -> FilterVerdict:
-        return FilterVerdict.TO_RETURN if message.value == b"1" else FilterVerdict.CONSUME
+        return FilterVerdict.RELEASE if message.value == b"1" else FilterVerdict.CONSUME
 
     with job.consumer("g", message_filter=verdict, resend_with=producer) as consumer:
         messages = consumer.pop("orders", 0, max_messages=4).messages

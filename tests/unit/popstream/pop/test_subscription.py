@@ -514,7 +514,7 @@ def test_a_filter_decides_before_messages_are_handed_out(job: MemoryJob) -> None
     def judge(message: Message) -> FilterVerdict:
         if message.queue_offset == 9:
             raise RuntimeError("keeps the message")
-        verdicts = (FilterVerdict.CONSUME, FilterVerdict.TO_RETURN, FilterVerdict.TO_DEAD_LETTER)
+        verdicts = (FilterVerdict.CONSUME, FilterVerdict.RELEASE, FilterVerdict.REJECT)
         return verdicts[message.queue_offset % 3]
 
     with job.consumer("billing", message_filter=judge) as consumer:
@@ -568,7 +568,7 @@ def test_the_next_start_of_a_client_gives_back_what_its_killed_process_held(job:
     killed = job.consumer("billing", client_id="c1")
     killed.pop("orders", 0, 10)
     killed.close(release=False)
-    with job.consumer("billing", client_id="c1", return_first=True) as started:
+    with job.consumer("billing", client_id="c1", release_earlier_leases=True) as started:
         assert [message.attempt for message in started.pop("orders", 0, 10)] == [2] * 10
         started.pop("orders", 0, 10)
     assert len(sent(job, ReturnClient)) == 1
@@ -588,9 +588,9 @@ def test_a_consumer_that_may_not_release_asks_no_more(job: MemoryJob, monkeypatc
         return [frame_of([answer])]
 
     monkeypatch.setattr(job, "_decide", refusing)
-    with job.consumer("billing", client_id="c1", return_first=True) as started:
+    with job.consumer("billing", client_id="c1", release_earlier_leases=True) as started:
         assert len(started.pop("orders", 0, 10)) == 10
-        eventually(lambda: started._pops._returns_first is None)
+        eventually(lambda: started._pops._releases_earlier_of is None)
         assert len(started.pop("orders", 1, 10)) == 10
     assert len(sent(job, ReturnClient)) == 1
 
