@@ -1,6 +1,6 @@
 """Leases over time: a bar from a lease's beginning to its end, and marks for what was asked for it.
 
-A full circle is an ack, a half one a message that was given back, a square a dead letter, a cross a refusal. The pale
+A full circle is an ack, a half one a release, a square a dead letter, a cross a refusal. The pale
 part of a bar is a lease that ended before its deadline; a dashed line joins a lease with what came too late.
 """
 
@@ -23,10 +23,11 @@ LEASE_ROW: Final = 44
 LEASE_STYLE: Final = """
 .lease { fill: #54aeff; stroke: #54aeff; } .ended { fill: #d0d7de; }
 .after { fill: none; stroke: #59636e; stroke-dasharray: 3 3; }
-.ack { fill: #1a7f37; } .refused { stroke: #cf222e; stroke-width: 2; } .dead { fill: #cf222e; } .back { fill: #9a6700; }
+.ack { fill: #1a7f37; } .refused { stroke: #cf222e; stroke-width: 2; } .dead { fill: #cf222e; }
+.released { fill: #9a6700; }
 @media (prefers-color-scheme: dark) {
   .lease { fill: #1f6feb; stroke: #1f6feb; } .ended { fill: #3d444d; } .after { stroke: #9198a1; }
-  .ack { fill: #3fb950; } .refused { stroke: #f85149; } .dead { fill: #f85149; } .back { fill: #d29922; }
+  .ack { fill: #3fb950; } .refused { stroke: #f85149; } .dead { fill: #f85149; } .released { fill: #d29922; }
 }
 """
 
@@ -40,7 +41,7 @@ class MarkKind(enum.StrEnum):
     """What a mark stands for, and its class in `LEASE_STYLE`."""
 
     ACKED = "ack"
-    GIVEN_BACK = "back"
+    RELEASED = "released"
     DEAD = "dead"
     REFUSED = "refused"
 
@@ -99,7 +100,7 @@ def _draw_mark(parent: ET.Element, mark: Mark, x: str, middle: float, radius: in
     match mark.kind:
         case MarkKind.ACKED:
             add(parent, "circle", mark.kind, mark.title, cx=x, cy=middle, r=radius)
-        case MarkKind.GIVEN_BACK:
+        case MarkKind.RELEASED:
             add_mark(parent, mark.kind, mark.title, x, middle, f"M0,{-_RADIUS} a6,6 0 0 0 0,12 z")
         case MarkKind.DEAD:
             add_mark(parent, mark.kind, mark.title, x, middle, "M-6,-6 h12 v12 h-12 z")

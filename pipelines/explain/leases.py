@@ -13,7 +13,7 @@ __all__ = ["Lease", "leases_of", "outcome_text", "raised_text", "released_text",
 
 ENDS = frozenset(
     (
-        EventKind.GIVEN_BACK,
+        EventKind.RELEASED_BY_CLIENT,
         EventKind.RELEASED,
         EventKind.EXPIRED,
         EventKind.ACKED,
@@ -141,10 +141,10 @@ def why_again(lease: Lease) -> tuple[str, str]:
             return "a lease expired before its ack", full
         full = f"the {nth} lease of {length} expired, and {lease.holder} sent no ack: it was stopped, hung or too slow"
         return "a lease expired without an ack", full
-    if end.kind is EventKind.GIVEN_BACK:
+    if end.kind is EventKind.RELEASED_BY_CLIENT:
         if (failed := raised_text(end.cause)) is not None:
             return failed, f"{failed} after {after}"
-        return "it was given back", f"{lease.holder} gave it back after {after}"
+        return "it was released", f"{lease.holder} released it after {after}"
     if end.kind is EventKind.ACKED:
         full = (
             f"it was acked, but a message before it was not, and an orderly lane delivers again from there (the {nth})"

@@ -80,7 +80,7 @@ class EventKind(enum.StrEnum):
     POPPABLE = "poppable"
     LEASED = "leased"
     EXTENDED = "extended"
-    GIVEN_BACK = "given_back"
+    RELEASED_BY_CLIENT = "given_back"
     RELEASED = "released"
     EXPIRED = "expired"
     ACKED = "acked"
@@ -103,7 +103,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         client_id: The client that did it, if it named itself; of a lease that ended by itself, who held it.
         attempt: Number of the delivery, 1 for the first.
         epoch: Number of the pop; of a refused operation that of its handle, None: its handle is unreadable.
-        until_ms: Deadline of the lease; of a message that was given back the time from which it can be popped.
+        until_ms: Deadline of the lease; of one that its client released the time from which it can be popped.
         cause: Why, as in the table.
         operation: Type of the operation that was refused or repeated.
         reason: Why it was refused.
@@ -191,7 +191,7 @@ def _kind_of(row: DeliveryRow) -> EventKind:
         return _KINDS[DeliveryStep(row.step)]
     if row.cause in ERA_ENDING_KINDS:
         return EventKind.RESET
-    return EventKind.GIVEN_BACK if is_release_cause(row.cause) else EventKind.RELEASED
+    return EventKind.RELEASED_BY_CLIENT if is_release_cause(row.cause) else EventKind.RELEASED
 
 
 def _of_operations(row: OperationRow) -> Iterator[tuple[_Place, Event]]:

@@ -194,10 +194,10 @@ def _text(event: Event, lease: Lease | None, zone: tzinfo) -> str:
             return f"leased to {client} until {until}, for {length}: attempt {event.attempt}, with {_range(event)}"
         case EventKind.EXTENDED:
             return f"{client} changed the lease to end at {until}{since}"
-        case EventKind.GIVEN_BACK:
+        case EventKind.RELEASED_BY_CLIENT:
             again = f"; it can be popped again from {until}" if (event.until_ms or 0) > event.at_ms else ""
             failed = raised_text(event.cause)
-            return f"{holder} gave it back{f': {failed}' if failed else ''}{since}{again}"
+            return f"{holder} released it{f': {failed}' if failed else ''}{since}{again}"
         case EventKind.RELEASED | EventKind.EXPIRED:
             how = "expired" if event.kind is EventKind.EXPIRED else f"ended: {released_text(event.cause)}"
             return f"the lease of {holder} {how}{since}"
@@ -282,7 +282,7 @@ def _ending(
             left = duration_text(lease.until_ms - now_ms)
             return "leased", f"{lease.holder} holds it until {until}, for another {left}."
         return "leased", f"{lease.holder} held it until {until}; what came after that is not in the tables yet."
-    if end.kind is EventKind.GIVEN_BACK and (end.until_ms or 0) > now_ms:
+    if end.kind is EventKind.RELEASED_BY_CLIENT and (end.until_ms or 0) > now_ms:
         return "waiting", f"It backs off until {time_of_day(end.until_ms or 0, zone)}."
     since = duration_text(max(0, now_ms - max(end.at_ms, end.until_ms or 0)))
     return "waiting", f"It waits for a pop of the group, for {since} now."

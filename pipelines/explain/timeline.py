@@ -24,7 +24,7 @@ VERDICT_LINES_MAX = 5
 
 MARKS = {
     EventKind.ACKED: MarkKind.ACKED,
-    EventKind.GIVEN_BACK: MarkKind.GIVEN_BACK,
+    EventKind.RELEASED_BY_CLIENT: MarkKind.RELEASED,
     EventKind.DEAD_LETTERED: MarkKind.DEAD,
     EventKind.REFUSED: MarkKind.REFUSED,
 }

@@ -133,4 +133,4 @@ def _outcome(pop: Pop) -> str:
 
 
 def _named(kind: EventKind) -> str:
-    return kind.replace("_", " ")
+    return "released by its client" if kind is EventKind.RELEASED_BY_CLIENT else kind.replace("_", " ")

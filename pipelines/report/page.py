@@ -95,7 +95,7 @@ def _figures(report: Report) -> ET.Element:
             "messages whose client was too slow or gone",
             "warn" if ended["expired"] else "",
         ),
-        ("Handlers failed", f"{ended['failed']:,}", "messages given back", "warn" if ended["failed"] else ""),
+        ("Handlers failed", f"{ended['failed']:,}", "messages released", "warn" if ended["failed"] else ""),
         ("Dead letters", f"{dead:,}", "messages given up", "bad" if dead else "good"),
         ("With a handler", _duration(handling.p50), f"median; 99 % within {_duration(handling.p99)}", ""),
         ("In flight", f"{traffic.in_flight[-1]:,}", "messages leased at the end", ""),
@@ -166,8 +166,8 @@ def _charts(report: Report) -> Iterator[Chart]:
         (
             Series("expired", "four", traffic.expired),
             Series("handler failed", "two", traffic.failed),
-            Series("given back", "one", traffic.given_back),
-            Series("released", "three", traffic.released),
+            Series("released by the client", "one", traffic.released_by_client),
+            Series("released otherwise", "three", traffic.released_otherwise),
         ),
         is_stacked=True,
     )
@@ -211,7 +211,7 @@ def _leases(report: Report, zone: tzinfo) -> ET.Element:
     shown = "" if len(leases.pops) == leases.count else f" The last {len(leases.pops)} of {leases.count:,} are shown."
     note = (
         "A row for each pop: from its beginning to the end of its last lease, and pale up to the deadline."
-        f" Circle: acked; half a circle: given back; square: dead letter; cross: refused.{shown}"
+        f" Circle: acked; half a circle: released; square: dead letter; cross: refused.{shown}"
     )
     details = element("details", element("summary", "Pops as a table"), leases_table(leases, zone))
     return _card(

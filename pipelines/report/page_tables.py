@@ -211,7 +211,7 @@ def _causes(causes: Mapping[str, int]) -> str:
 def _cause(cause: str) -> str:
     if cause == "deadline":
         return "its lease expired"
-    return raised_text(cause) or {"change_invisible": "it was given back"}.get(cause, cause.replace("_", " "))
+    return raised_text(cause) or {"change_invisible": "its client released it"}.get(cause, cause.replace("_", " "))
 
 
 def _range(lane: Lane, first: int, last: int) -> str:

@@ -67,9 +67,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         done: Those that were acked.
         dead: Those that became dead letters.
         expired: Leases that ended at their deadline.
-        failed: Those that were given back because a handler failed.
-        given_back: Those that a client gave back otherwise.
-        released: Leases that ended otherwise: a client was gone, or the lane was reset.
+        failed: Those that were released because a handler failed.
+        released_by_client: Those that a client released for another reason.
+        released_otherwise: Leases that ended otherwise: a client was gone, or the lane was reset.
         in_flight: Leased at the end of the interval.
     """
 
@@ -80,8 +80,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     dead: Sequence[int]
     expired: Sequence[int]
     failed: Sequence[int]
-    given_back: Sequence[int]
-    released: Sequence[int]
+    released_by_client: Sequence[int]
+    released_otherwise: Sequence[int]
     in_flight: Sequence[int]
 
 

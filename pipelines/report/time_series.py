@@ -53,12 +53,15 @@ _TRAFFIC: Final = f"""
            sum(messages) FILTER (step = 'dead_lettered') AS dead,
            sum(messages) FILTER (step = 'expired') AS expired,
            sum(messages) FILTER (step = 'released' AND starts_with(cause, '{HANDLER_CAUSE}')) AS failed,
-           sum(messages) FILTER (step = 'released' AND cause = 'change_invisible') AS given_back,
+           sum(messages) FILTER (step = 'released' AND cause = 'change_invisible') AS released_by_client,
            sum(messages) FILTER (step = 'released' AND cause <> 'change_invisible'
-                                 AND NOT starts_with(cause, '{HANDLER_CAUSE}')) AS released
+                                 AND NOT starts_with(cause, '{HANDLER_CAUSE}')) AS released_otherwise
     FROM steps WHERE {IN_PERIOD} GROUP BY interval_no
 """  # noqa: S608 - constants
-_TRAFFIC_COLUMNS: Final = ("delivered", "redelivered", "done", "dead", "expired", "failed", "given_back", "released")
+_TRAFFIC_COLUMNS: Final = (
+    *("delivered", "redelivered", "done", "dead"),
+    *("expired", "failed", "released_by_client", "released_otherwise"),
+)
 
 _POPPABLE: Final = f"""
     SELECT {INTERVAL} AS interval_no, sum(to_offset - from_offset)

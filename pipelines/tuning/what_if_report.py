@@ -16,7 +16,7 @@ _COUNTS = {
     "deliveries": "deliveries",
     "redeliveries": "of these redeliveries",
     "expired": "leases that expired",
-    "given_back": "given back",
+    "given_back": "released by the client",
     "acked": "acked",
     "acked_late": "of these after the lease had ended",
     "acked_in_vain": "acks in vain: delivered again since",

@@ -1,7 +1,7 @@
 -- Redeliveries by the cause that ended the delivery before.
 SELECT CASE
-         WHEN ended = 'released' AND why = 'return_client' THEN 'its process was killed: the next one gave it back'
-         WHEN ended = 'released' AND why = 'change_invisible' THEN 'the consumer gave it back'
+         WHEN ended = 'released' AND why = 'return_client' THEN 'its process was killed: the next one released it'
+         WHEN ended = 'released' AND why = 'change_invisible' THEN 'the consumer released it'
          WHEN ended = 'released' AND why LIKE 'handler: %' THEN concat('its handler failed: ', split_part(why, ': ', 2))
          WHEN ended = 'expired' THEN 'its lease ended before it was done'
          ELSE concat('not explained: ', coalesce(ended, 'nothing'))

@@ -109,7 +109,7 @@ def test_a_handler_that_raised() -> None:
     handle = history.pop(1, "a")
     history.change(2.5, "a", handle, 5, release="after", cause="ValueError: no milk")
     lines = "\n".join(story_lines(story(history, at_s=3), UTC))
-    raised = "a gave it back: its handler raised ValueError: no milk, 1.5 s after it was delivered"
+    raised = "a released it: its handler raised ValueError: no milk, 1.5 s after it was delivered"
     assert f"{raised}; it can be popped again from 12:00:07.500" in lines
     assert verdict(history, at_s=3) == "delivered once. It backs off until 12:00:07.500."
     assert verdict(history, at_s=10) == "delivered once. It waits for a pop of the group, for 2.5 s now."
@@ -124,7 +124,7 @@ def test_a_client_that_gave_back_or_was_gone() -> None:
     history.do(4, ReturnClient(v=1, topic="orders", queue_id=0, group="g", client_id="b"))
     history.ack(6, "c", history.pop(5, "c"))
     assert verdict(history).startswith(
-        "delivered 3 times: a gave it back after 1 s; its client was gone, and what it held was released after 1 s."
+        "delivered 3 times: a released it after 1 s; its client was gone, and what it held was released after 1 s."
     )
     ended = "the lease of b ended: its client was gone, and what it held was released, 1 s after it was delivered"
     assert ended in "\n".join(story_lines(story(history), UTC))

@@ -64,12 +64,12 @@ def test_it_fits_any_width_and_follows_the_colours_of_the_system() -> None:
     assert max(len(text.text or "") for text in svg.iter(f"{SVG}text")) <= 56
 
 
-def test_dead_letters_and_messages_given_back_have_marks_of_their_own() -> None:
+def test_dead_letters_and_released_messages_have_marks_of_their_own() -> None:
     history = KernelHistory()
     history.change(2, "a", history.pop(1, "a"), 0)
     history.reject(5, "b", history.pop(4, "b"))
     svg = drawn(history)
-    assert (len(of_class(svg, "back")), len(of_class(svg, "dead"))) == (1, 1)
+    assert (len(of_class(svg, "released")), len(of_class(svg, "dead"))) == (1, 1)
 
 
 def test_a_message_that_nobody_got_has_a_picture_too() -> None:

@@ -104,8 +104,13 @@ def test_traffic_counts_each_message_of_each_row(scene: BusyScene, root: Path) -
     assert list(traffic.dead) == counted([row for row in rows if row.step == "dead_lettered"], report)
     assert list(traffic.expired) == counted([row for row in rows if row.step == "expired"], report)
     assert list(traffic.failed) == counted([row for row in released if row.cause.startswith("handler")], report)
-    assert list(traffic.given_back) == counted([row for row in released if row.cause == "change_invisible"], report)
-    assert min(map(sum, (traffic.redelivered, traffic.dead, traffic.expired, traffic.failed, traffic.given_back))) > 0
+    assert list(traffic.released_by_client) == counted(
+        [row for row in released if row.cause == "change_invisible"], report
+    )
+    assert (
+        min(map(sum, (traffic.redelivered, traffic.dead, traffic.expired, traffic.failed, traffic.released_by_client)))
+        > 0
+    )
     moved = [row for row in scene.history.commit_positions if row.group is None]
     assert sum(traffic.poppable) == sum(row.to_offset - row.from_offset for row in moved)
 
@@ -204,8 +209,8 @@ def test_the_pops_of_a_lane_have_what_became_of_them(tmp_path: Path) -> None:
     assert leases.count == len(leases.pops) == 6
     assert [[event.kind for event in pop.events] for pop in leases.pops] == [
         [EventKind.EXPIRED, EventKind.REFUSED],
-        [EventKind.GIVEN_BACK],
-        [EventKind.GIVEN_BACK, EventKind.DEAD_LETTERED],
+        [EventKind.RELEASED_BY_CLIENT],
+        [EventKind.RELEASED_BY_CLIENT, EventKind.DEAD_LETTERED],
         [EventKind.DEAD_LETTERED],
         [EventKind.ACKED],
         [],
