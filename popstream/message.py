@@ -141,23 +141,23 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
         """
         return self._settler().ack_one(self)
 
-    def extend(self, seconds: float) -> AwaitableFuture[Outcome]:
-        """Extend the lease to `seconds` from now, at most 12 hours; `handle` is replaced when the outcome is known.
+    def extend(self, invisible_time_s: float) -> AwaitableFuture[Outcome]:
+        """Extend the lease to end `invisible_time_s` from now, at most 12 hours; the outcome brings a new `handle`.
 
         Raises:
             ClientClosed: The consumer was closed.
-            Invalid: `seconds` is out of range.
+            Invalid: `invisible_time_s` is out of range.
         """
-        return self._settler().extend_one(self, round(seconds * 1000))
+        return self._settler().extend_one(self, round(invisible_time_s * 1000))
 
-    def release(self, delay: float = 0.0) -> AwaitableFuture[Outcome]:
-        """Release the message: it is redelivered to any consumer of the group, `delay` seconds from now.
+    def release(self, delay_s: float = 0.0) -> AwaitableFuture[Outcome]:
+        """Release the message: it is redelivered to any consumer of the group, `delay_s` from now.
 
         Raises:
             ClientClosed: The consumer was closed.
-            Invalid: `delay` is out of range: 0 seconds to 12 hours.
+            Invalid: `delay_s` is out of range: 0 seconds to 12 hours.
         """
-        return self._settler().release_one(self, round(delay * 1000))
+        return self._settler().release_one(self, round(delay_s * 1000))
 
     def reject(self, reason: str | None = None) -> AwaitableFuture[Outcome]:
         """Send the message to the dead-letter topic now; `reason` is recorded with it.

@@ -5,7 +5,7 @@ def handle(message: Message) -> None:
     try:
         charge(message.value)
     except RateLimited as error:
-        raise Retry(after=error.seconds) from error   # at another time than the back-off says
+        raise Retry(after_s=error.seconds) from error   # at another time than the back-off says
     except NoSuchCustomer as error:
         raise Reject("no such customer") from error   # to the dead letters, now
 ```
@@ -35,17 +35,17 @@ ROCKETMQ_DELAYS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_
 
 
 class Retry(Exception):  # noqa: N818 - a decision
-    """Raised by a handler: deliver its message again, `after` seconds from now; None: after the back-off.
+    """Raised by a handler: deliver its message again, `after_s` from now; None: after the back-off.
 
     The delivery counts as an attempt. What it was raised `from` is recorded, else `reason`.
 
     Raises:
-        Invalid: `after` is negative, or more than 12 hours.
+        Invalid: `after_s` is negative, or more than 12 hours.
     """
 
-    def __init__(self, reason: str = "", *, after: float | None = None) -> None:
+    def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason)
-        self.after_ms = None if after is None else _milliseconds(after, "after")
+        self.after_ms = None if after_s is None else _milliseconds(after_s, "after_s")
 
 
 class Reject(Exception):  # noqa: N818 - a decision

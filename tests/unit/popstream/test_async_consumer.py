@@ -56,7 +56,7 @@ def test_what_a_message_asks_for_can_be_awaited(job: MemoryJob) -> None:
         async with AsyncConsumer.of(job.consumer("billing")) as consumer:
             first, second, third, fourth = (await consumer.pop("orders", 0, max_messages=4)).messages
             outcomes = await asyncio.gather(
-                first.ack(), second.extend(90), third.release(delay=5), fourth.reject("bad")
+                first.ack(), second.extend(90), third.release(delay_s=5), fourth.reject("bad")
             )
             assert [outcome.applied for outcome in outcomes] == [True] * 4
             assert second.next_visible_time_ms == job.now_ms + 90_000

@@ -131,7 +131,7 @@ def test_nothing_overtakes_an_orderly_message_that_was_given_back(job: MemoryJob
 
     def act(message: Message) -> None:
         if (message.queue_offset, message.attempt) == (1, 1):
-            message.release(delay=0.1)
+            message.release(delay_s=0.1)
         else:
             message.ack()
 

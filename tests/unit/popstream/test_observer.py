@@ -94,7 +94,7 @@ def test_what_is_popped_and_settled_is_counted_when_the_job_has_confirmed_it(job
         consumer.ack(messages[:3])
         consumer.ack(messages[:3])  # not applied
         messages[3].release().result(60)
-        messages[4].release(delay=5).result(60)
+        messages[4].release(delay_s=5).result(60)
         consumer.change_invisible(messages[5:6], 0)
         consumer.reject(messages[6:8])
         messages[8].extend(90).result(60)

@@ -206,7 +206,7 @@ def test_retry_gives_a_message_back_for_a_time_of_its_own(job: MemoryJob, way: s
         try:
             raise TimeoutError("the bank sleeps")  # noqa: TRY301
         except TimeoutError as error:
-            raise Retry(after=30) from error
+            raise Retry(after_s=30) from error
 
     with job.consumer("billing", topics=["orders"], back_off=[1]) as consumer:
         play(consumer, way, handle, lambda: bool(given_back(job)))
@@ -335,10 +335,10 @@ def test_after_a_reject_an_orderly_handler_goes_on_with_the_next_message() -> No
 def test_a_retry_says_why_by_what_it_was_raised_from_or_by_itself() -> None:
     retries = RetryRules(16, [1])
     assert retries.after_failure(Retry("later"), 1) == Change(1_000, release="back_off", cause="later")
-    assert retries.after_failure(Retry(after=0), 1) == Change(0, release="after", cause="")
+    assert retries.after_failure(Retry(after_s=0), 1) == Change(0, release="after", cause="")
     for after in (-1, 43_201, float("nan")):
         with pytest.raises(Invalid):
-            Retry(after=after)
+            Retry(after_s=after)
 
 
 def test_the_description_of_an_error_is_bounded_and_can_hide_what_it_says(caplog: pytest.LogCaptureFixture) -> None:
@@ -459,7 +459,7 @@ def closing_in_a_handler(
 
 
 @pytest.mark.parametrize("order", [False, True])
-@pytest.mark.parametrize("error", [None, ValueError("closed"), Retry(after=1), Reject("closed")])
+@pytest.mark.parametrize("error", [None, ValueError("closed"), Retry(after_s=1), Reject("closed")])
 @pytest.mark.parametrize(("way", "workers"), [*((way, count) for way in RUNNING for count in (1, 2)), ("iteration", 1)])
 def test_a_handler_may_close_its_consumer(
     job: MemoryJob, way: str, workers: int, error: Exception | None, *, order: bool

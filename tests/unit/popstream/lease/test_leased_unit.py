@@ -321,7 +321,7 @@ def test_what_is_sent_again_later_comes_later_and_has_had_no_attempt_meanwhile(
         messages = consumer.pop("orders", 0, max_messages=8).messages
         consumer.change_invisible(messages[:1], 5_000, suspend=False)
         assert messages[0].state.value == "open"
-        messages[0].release(delay=5.0).result(WAIT_S)
+        messages[0].release(delay_s=5.0).result(WAIT_S)
         consumer.ack(messages[1:])
         assert len(consumer.pop("orders", 0, max_messages=8)) == 0
         consumer.flush()

@@ -90,7 +90,7 @@ def test_a_handler_that_fails_sends_the_acks_that_wait(job: MemoryJob, *, order:
         assert acked(job)[0] == [(0, 2)]
 
 
-@pytest.mark.parametrize("error", [ValueError("after that"), Retry(after=1), Reject("after that")])
+@pytest.mark.parametrize("error", [ValueError("after that"), Retry(after_s=1), Reject("after that")])
 @pytest.mark.parametrize("settle", [Message.ack, Message.reject])
 def test_an_error_after_the_message_was_settled_counts_against_no_other(
     job: MemoryJob, settle: Callable[[Message], object], error: Exception

@@ -372,7 +372,7 @@ def test_what_the_handler_settles_itself_stays_so(job: MemoryJob) -> None:
         if message.queue_id == 0:
             message.reject("not an order")
         elif message.queue_id == 1:
-            message.release(delay=5)
+            message.release(delay_s=5)
 
     with job.consumer("billing", topics=["orders"]) as consumer:
         handled(consumer, handle, 40)
