@@ -5,7 +5,7 @@ from popstream.async_producer import AsyncProducer
 from popstream.awaitable import AwaitableFuture
 from popstream.consumer import Consumer
 from popstream.dead_letters.dead_letters import DeadLetters
-from popstream.dead_letters.handling_run import LetterLeft, LettersReport
+from popstream.dead_letters.handling_run import LettersReport, UnredrivenLetter
 from popstream.dead_letters.letter import Letter
 from popstream.dead_letters.selection import LetterSelection
 from popstream.errors import (
@@ -60,7 +60,6 @@ __all__ = [
     "Invalid",
     "Letter",
     "LetterHandling",
-    "LetterLeft",
     "LetterSelection",
     "LettersReport",
     "Message",
@@ -92,6 +91,7 @@ __all__ = [
     "Settled",
     "Transport",
     "Unavailable",
+    "UnredrivenLetter",
     "all_applied",
     "dispatch_existing",
     "json_deserializer",

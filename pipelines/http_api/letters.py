@@ -11,7 +11,7 @@ from pipelines.control.letter_facts import LetterContent, LetterFacts
 from pipelines.control.page_messages import Limit, Skip
 from pipelines.http_api.endpoint import OneAtATime
 from popstream.dead_letters.dead_letters import DeadLetters
-from popstream.dead_letters.handling_run import LetterLeft
+from popstream.dead_letters.handling_run import UnredrivenLetter
 from popstream.dead_letters.letter import parse_place
 from popstream.dead_letters.selection import LetterSelection
 from popstream.settings import new_client_id
@@ -110,7 +110,7 @@ class RedriveReport(msgspec.Struct, frozen=True, kw_only=True):
     letters: int
     messages: int
     left_count: int
-    left: list[LetterLeft]
+    left: list[UnredrivenLetter]
 
 
 class Letters:
@@ -166,8 +166,8 @@ class Letters:
             call=report.call,
             letters=report.letters,
             messages=report.messages,
-            left_count=report.left_count,
-            left=report.left,
+            left_count=report.unredriven_count,
+            left=report.unredriven,
         )
 
     def _opened(self) -> DeadLetters:

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from popstream.dead_letters.redrive_plan import RedrivenRecord
     from popstream.wire.letter_handling import RedriveTarget
 
-__all__ = ["HandlingCall", "HandlingRun", "LetterLeft", "LettersReport"]
+__all__ = ["HandlingCall", "HandlingRun", "LettersReport", "UnredrivenLetter"]
 
 TRANSACTION_LETTERS_MAX = 2_000
 """Readers of the queues wait until it is committed, for about a second."""
 TRANSACTION_BYTES_MAX = 8 * 1024 * 1024
 DISPATCH_EACH_S = 5.0
 """Messages of topics that the job does not build are dispatched so often: others behind them wait for it."""
-LEFT_MAX = 100
+UNREDRIVEN_MAX = 100
 
 
-class LetterLeft(msgspec.Struct, frozen=True):
+class UnredrivenLetter(msgspec.Struct, frozen=True):
     """A letter that could not be redriven: its partition and offset, and why."""
 
     place: str
@@ -50,8 +50,8 @@ class LettersReport(msgspec.Struct, kw_only=True):
         letters: Letters that were redriven or purged.
         messages: Messages that were sent; those of a unit count one by one if they are sent one by one.
         duplicates: Copies of these letters in the topic, after a restore that could not recognise them.
-        left_count: Letters that could not be redriven. They stay as they were.
-        left: The first 100 of them.
+        unredriven_count: Letters that could not be redriven. They stay as they were.
+        unredriven: The first 100 of them.
         letters_of: Letters that were redriven or purged, by (group, topic).
         places: With `dry_run`, where the letters are, by their ids.
     """
@@ -60,8 +60,8 @@ class LettersReport(msgspec.Struct, kw_only=True):
     letters: int = 0
     messages: int = 0
     duplicates: int = 0
-    left_count: int = 0
-    left: list[LetterLeft] = []
+    unredriven_count: int = 0
+    unredriven: list[UnredrivenLetter] = []
     letters_of: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     places: dict[str, LetterPlace] = {}
 
@@ -192,9 +192,9 @@ class HandlingRun:
         self.report.letters_of[one.letter.group, one.letter.topic] += 1
 
     def _leave(self, letter: Letter, why: Invalid) -> None:
-        self.report.left_count += 1
-        if len(self.report.left) < LEFT_MAX:
-            self.report.left.append(LetterLeft(letter.place, why.message))
+        self.report.unredriven_count += 1
+        if len(self.report.unredriven) < UNREDRIVEN_MAX:
+            self.report.unredriven.append(UnredrivenLetter(letter.place, why.message))
 
     def _note_undispatched(self, handlings: Iterable[LetterHandling]) -> None:
         for one in handlings:

@@ -210,11 +210,11 @@ def _print_report(report: LettersReport, done: str, *, dry_run: bool) -> None:
     copies = f"; {report.duplicates:,} were written twice, which is recognised" if report.duplicates else ""
     would = "would be " if dry_run else ""
     say(f"{counted(report.letters, 'dead letter')} {would}{done}{copies}")
-    if report.left_count:
-        for left in report.left[:LEFT_SHOWN]:
-            say(f"{left.place} stays: {left.why}")
-        if report.left_count > LEFT_SHOWN:
-            say(f"{report.left_count - LEFT_SHOWN:,} more stay")
+    if report.unredriven_count:
+        for letter in report.unredriven[:LEFT_SHOWN]:
+            say(f"{letter.place} stays: {letter.why}")
+        if report.unredriven_count > LEFT_SHOWN:
+            say(f"{report.unredriven_count - LEFT_SHOWN:,} more stay")
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 

@@ -143,7 +143,7 @@ def test_killed_at_every_kind_of_moment_it_goes_on_and_sends_each_message_once(s
             assert sum(letter.handling is not None for letter in dead_letters.list(handled=True)) == done
         assert sum(scene.sent().values()) == done
     report = scene.redrive()
-    assert (report.letters, report.duplicates, report.left_count) == (left, 0, 0)
+    assert (report.letters, report.duplicates, report.unredriven_count) == (left, 0, 0)
     assert scene.sent() == Counter(values)
     written = sum(end_offsets(scene.servers, scene.orders).values())
     assert written > count + 4 * CHUNK_LETTERS // 2  # also what was aborted
@@ -188,8 +188,8 @@ def test_what_kafka_refuses_is_left_and_keeps_no_other_back(scene: Scene, count:
     large = b"x" * 200_000
     scene.give_up([*values[:17], large, *values[17:]])
     report = scene.redrive()
-    assert (report.letters, report.left_count) == (count, 1)
-    assert "MessageSizeTooLarge" in report.left[0].why
+    assert (report.letters, report.unredriven_count) == (count, 1)
+    assert "MessageSizeTooLarge" in report.unredriven[0].why
     assert scene.sent() == Counter(values)
     with scene.dead_letters() as dead_letters:
         assert [letter.value for letter in dead_letters.list()] == [large]

@@ -55,7 +55,7 @@ def test_a_redrive_reaches_the_group_that_gave_up_and_no_other(job: MemoryJob) -
     give_up(job, [b"mocha", b"latte"])
     assert popped(job, "till") == [b"mocha", b"latte"]
     report = job.dead_letters().redrive()
-    assert (report.letters, report.messages, report.left_count, report.duplicates) == (2, 2, 0, 0)
+    assert (report.letters, report.messages, report.unredriven_count, report.duplicates) == (2, 2, 0, 0)
     assert report.letters_of == {("baristas", "orders"): 2}
     assert popped(job, "till") == []
     assert popped(job, "baristas") == [b"mocha", b"latte"]
@@ -171,8 +171,12 @@ def test_what_cannot_be_redriven_is_left_and_named_and_the_rest_goes(job: Memory
     give_up(job, [b"mocha"])
     dead_letters = job.dead_letters()
     report = dead_letters.redrive()
-    assert (report.letters, report.left_count, [left.place for left in report.left]) == (1, 2, ["0/0", "0/1"])
-    assert "had left the log" in report.left[0].why
+    assert (report.letters, report.unredriven_count, [left.place for left in report.unredriven]) == (
+        1,
+        2,
+        ["0/0", "0/1"],
+    )
+    assert "had left the log" in report.unredriven[0].why
     assert values(dead_letters.list()) == [b"", b"?"]
     assert dead_letters.purge().letters == 2
     assert [*dead_letters.list()] == []
@@ -219,7 +223,7 @@ def test_a_letter_that_kafka_refuses_keeps_no_other_from_going(job: MemoryJob) -
     writer = Refusing(job, {b"7", b"13"})
     dead_letters = DeadLetters("memory", topics=OtherTopics(job, writer))
     report = dead_letters.redrive()
-    assert (report.letters, {left.why for left in report.left}) == (18, {"too large"})
+    assert (report.letters, {left.why for left in report.unredriven}) == (18, {"too large"})
     assert values(dead_letters.list()) == [b"7", b"13"]
     assert sorted(popped(job, "baristas")) == sorted(b"%d" % number for number in range(20) if number not in (7, 13))
     assert writer.opened > 2
