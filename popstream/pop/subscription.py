@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from popstream.lease.leases import Leases
     from popstream.message import Message
-    from popstream.pop.next_queue import Visit
+    from popstream.pop.next_queue import PlannedPop
     from popstream.pop.notifications import Listen
     from popstream.pop.pops import Pops
     from popstream.wire.answer import Answer
@@ -128,10 +128,10 @@ def _init_error(init: str) -> str:
     return f'init must be "earliest" or "latest", not {init!r}'
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _PopInFlight(msgspec.Struct, frozen=True):
     """A pop in flight, and how often callers had begun to wait when it was sent."""
 
-    visit: Visit
+    planned: PlannedPop
     wait_count: int
 
 
@@ -186,8 +186,8 @@ class Subscription:
             rate=None if options.rate_limit is None else RateLimit(options.rate_limit, now_s=time.monotonic()),
         )
         self._discovery = QueueDiscovery(topics, queues_of)
-        self._visits = NextQueue()
-        self._asked: dict[str, _Asked] = {}
+        self._queues = NextQueue()
+        self._in_flight: dict[str, _PopInFlight] = {}
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
         self._is_cancelled = False
         self._is_abandoned = False
@@ -208,12 +208,12 @@ class Subscription:
     @property
     def asked_count(self) -> int:
         """Number of messages that the pops in flight may lease."""
-        return sum(asked.visit.max_messages for asked in list(self._asked.values()))
+        return sum(pop.planned.max_messages for pop in list(self._in_flight.values()))
 
     def notified(self, queue: QueueName) -> None:
         """Pop a queue soon, because it has become poppable for this group."""
         with self._changed:
-            self._visits.notified(queue)
+            self._queues.notified(queue)
             self._changed.notify_all()
 
     def take(self, count: int, timeout_s: float | None = None) -> list[Message]:
@@ -306,12 +306,12 @@ class Subscription:
         try:
             self._find_queues()
             while (due := self._wait_for_work()) is not None:
-                answers, visits = due
+                answers, pops = due
                 for op_id, answered in answers:
                     self._on_answer(op_id, answered)
                 self._hand_out.release_broken()
-                for visit in visits:
-                    self._visit(visit)
+                for planned in pops:
+                    self._send(planned)
                 self._find_queues()
         except Exception as error:
             LOG.exception("%s has stopped to pop", self._client_id)
@@ -326,11 +326,11 @@ class Subscription:
     def _abandon(self) -> None:
         """Have the messages released that pops in flight lease: nobody takes their answers any more."""
         with self._changed:
-            abandoned = list(self._asked.items())
-            self._asked.clear()
+            abandoned = list(self._in_flight.items())
+            self._in_flight.clear()
             self._answers.clear()
-        for op_id, asked in abandoned:
-            self._pops.abandon(*asked.visit.queue, op_id)
+        for op_id, pop in abandoned:
+            self._pops.abandon(*pop.planned.queue, op_id)
             self._pops.ended(op_id)
 
     def _fail(self, error: Exception) -> None:
@@ -346,61 +346,61 @@ class Subscription:
                 self._fail(error)
             else:
                 with self._changed:
-                    self._visits.add(found)
-                    self._window.found_queues(len(self._visits))
-        if self._unsubscribe is None and len(self._visits) * ROOM_PER_QUEUE > self._window.bound:
+                    self._queues.add(found)
+                    self._window.found_queues(len(self._queues))
+        if self._unsubscribe is None and len(self._queues) * ROOM_PER_QUEUE > self._window.bound:
             self._unsubscribe = self._listen(self.notified)
 
-    def _wait_for_work(self) -> tuple[list[tuple[str, Future[Answer]]], list[Visit]] | None:
-        """Wait at most `REFUSED_PAUSE_S` for answers and visits to begin; None: the thread is to end."""
+    def _wait_for_work(self) -> tuple[list[tuple[str, Future[Answer]]], list[PlannedPop]] | None:
+        """Wait at most `REFUSED_PAUSE_S` for answers and pops to send; None: the thread is to end."""
         with self._changed:
-            visits = self._plan()
-            if not self._answers and not visits:
-                if self._is_abandoned or (self.is_stopped and not self._asked):
+            planned = self._plan()
+            if not self._answers and not planned:
+                if self._is_abandoned or (self.is_stopped and not self._in_flight):
                     return None
                 if self._is_cancelled or not self.is_stopped:
                     self._changed.wait(REFUSED_PAUSE_S)
-                visits = self._plan()
+                planned = self._plan()
             answers = list(self._answers)
             self._answers.clear()
-            cancelled = list(self._asked) if self.is_stopped and not self._is_cancelled else []
+            cancelled = list(self._in_flight) if self.is_stopped and not self._is_cancelled else []
             self._is_cancelled = self.is_stopped
         self._pops.cancel(cancelled)
-        return answers, visits
+        return answers, planned
 
-    def _plan(self) -> list[Visit]:
+    def _plan(self) -> list[PlannedPop]:
         if self.is_stopped:
             return []
         now_s = time.monotonic()
-        if self._room() < 1 and self._hand_out.waiting_count and self._visits.has_free(now_s):
+        if self._room() < 1 and self._hand_out.waiting_count and self._queues.has_free(now_s):
             self._window.used_up()
-        return self._visits.plan(min(self._room(), POP_MESSAGES_MAX), now_s)
+        return self._queues.plan(min(self._room(), POP_MESSAGES_MAX), now_s)
 
     def _room(self) -> int:
         """Return for how many messages pops may be sent."""
         room = self._window.size - self.asked_count - len(self._leases.held)
-        return 0 if self._asked and room < self._window.size // ROOM_PART else room
+        return 0 if self._in_flight and room < self._window.size // ROOM_PART else room
 
-    def _visit(self, visit: Visit) -> None:
+    def _send(self, planned: PlannedPop) -> None:
         op_id, options = new_op_id(), self._options
-        topic, queue_id = visit.queue
+        topic, queue_id = planned.queue
         command = Pop(
             v=1,
             topic=topic,
             queue_id=queue_id,
             op_id=op_id,
             group=self._group,
-            max_messages=visit.max_messages,
+            max_messages=planned.max_messages,
             invisible_time_ms=options.invisible_time_ms,
             order=options.order,
-            poll_time_ms=self._poll_time_ms(visit.queue),
+            poll_time_ms=self._poll_time_ms(planned.queue),
             # The group must miss no message that was sent to an added queue before the queue was found.
-            init="min" if self._discovery.is_added(visit.queue) else INIT_OF_START[options.init],
+            init="min" if self._discovery.is_added(planned.queue) else INIT_OF_START[options.init],
             client_id=self._client_id,
             tags=options.tags,
         )
         with self._changed:
-            self._asked[op_id] = _Asked(visit, self._hand_out.wait_count)
+            self._in_flight[op_id] = _PopInFlight(planned, self._hand_out.wait_count)
         try:
             self._pops.send(command).add_done_callback(lambda answered: self._arrived(op_id, answered))
         except ClientClosed:
@@ -409,7 +409,7 @@ class Subscription:
             self._pops.ended(op_id)
 
     def _poll_time_ms(self, queue: QueueName) -> int:
-        if self._visits.waiting_count > 0:
+        if self._queues.waiting_count > 0:
             return POLL_MS_SHARED
         if self._leases.held.has_any(queue):
             return max(1, min(POLL_MS_HOLDING, self._options.invisible_time_ms // 2))
@@ -428,9 +428,9 @@ class Subscription:
             self._ended(op_id, 0, 0.0)
             self.stop()
         else:
-            visit = self._ended(op_id, 0, RETRY_PAUSE_S)
-            LOG.warning("a pop of %s/%d was not answered: %s", *visit.queue, error)
-            self._pops.abandon(*visit.queue, op_id)
+            planned = self._ended(op_id, 0, RETRY_PAUSE_S)
+            LOG.warning("a pop of %s/%d was not answered: %s", *planned.queue, error)
+            self._pops.abandon(*planned.queue, op_id)
         self._pops.ended(op_id)
 
     def _take_in(self, op_id: str, answer: Answer) -> None:
@@ -443,18 +443,18 @@ class Subscription:
         if messages:
             self._hand_out.add(messages)
 
-    def _ended(self, op_id: str, got_count: int, pause_s: float) -> Visit:
+    def _ended(self, op_id: str, got_count: int, pause_s: float) -> PlannedPop:
         """Record that a pop is no longer in flight."""
         with self._changed:
-            asked = self._asked.pop(op_id)
-            visit = asked.visit
+            pop = self._in_flight.pop(op_id)
+            planned = pop.planned
             self._window.pop_ended(
-                asked_count=visit.max_messages,
+                asked_count=planned.max_messages,
                 got_count=got_count,
-                has_worker_waited=self._hand_out.wait_count > asked.wait_count,
+                has_worker_waited=self._hand_out.wait_count > pop.wait_count,
             )
             not_before_s = time.monotonic() + pause_s if pause_s else 0.0
-            self._visits.ended(
-                visit.queue, asked_count=visit.max_messages, got_count=got_count, not_before_s=not_before_s
+            self._queues.ended(
+                planned.queue, asked_count=planned.max_messages, got_count=got_count, not_before_s=not_before_s
             )
-        return visit
+        return planned

@@ -680,7 +680,7 @@ def test_pops_in_flight_when_a_subscription_fails_lease_nothing(
     with job.consumer("billing", topics=["orders"]) as consumer:
         drain(consumer, len(ALL))
         subscription = consumer.subscribe()
-        eventually(lambda: len(subscription._asked) == 4)
+        eventually(lambda: len(subscription._in_flight) == 4)
         monkeypatch.setattr(subscription._discovery, "refresh", lambda _now_s: 1 / 0)
         eventually(lambda: subscription.is_stopped and not consumer._pops._in_flight)
         job.write("orders", 0, [b"later"])
