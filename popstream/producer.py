@@ -282,8 +282,8 @@ class Producer(Generic[Value]):
         require_alike(messages)
         topic = messages[0].topic
         for message in messages:
-            self._require_near(message)
-            self._require_builder(message)
+            self._refuse_late_delivery_time(message)
+            self._refuse_dedup_id_with_dispatch(message)
         destinations = [self._destinations.of(message) for message in messages]
         together = list(dict.fromkeys(destinations))
         if len(together) > 1 and together[0].is_batch_topic:
@@ -420,8 +420,8 @@ class Producer(Generic[Value]):
                 deliver_at=deliver_at,
                 dedup_id=dedup_id,
             )
-            self._require_near(message)
-            self._require_builder(message)
+            self._refuse_late_delivery_time(message)
+            self._refuse_dedup_id_with_dispatch(message)
             destination = self._destinations.of(message)
             # A message that is sent again has the headers of its first time.
             message, on_sent = self._observed(message) if redelivery is None else (message, None)
@@ -461,7 +461,7 @@ class Producer(Generic[Value]):
             message = f"producer {self.settings.client_id} is closed"
             raise ClientClosed(message, subject=self.settings.client_id)
 
-    def _require_near(self, message: OutgoingMessage) -> None:
+    def _refuse_late_delivery_time(self, message: OutgoingMessage) -> None:
         if message.deliver_at is None:
             return
         ahead_ms = message.deliver_at_ms - self._now_ms()
@@ -471,7 +471,7 @@ class Producer(Generic[Value]):
             )
             raise Invalid(text, subject=message.topic)
 
-    def _require_builder(self, message: OutgoingMessage) -> None:
+    def _refuse_dedup_id_with_dispatch(self, message: OutgoingMessage) -> None:
         if message.dedup_id is not None and self._dispatcher is not None:
             text = "a producer with dispatch=True makes every message poppable, also duplicates: send without dedup_id"
             raise Invalid(text, subject=message.topic)
