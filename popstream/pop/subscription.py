@@ -314,7 +314,7 @@ class Subscription:
                     self._send(planned)
                 self._find_queues()
         except Exception as error:
-            LOG.exception("%s has stopped to pop", self._client_id)
+            LOG.exception("%s has stopped popping", self._client_id)
             self._fail(error)
             self._abandon()
         finally:
