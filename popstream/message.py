@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self
 
 import msgspec
 
-from popstream.errors import ClientClosed
 from popstream.outcome import Outcome, Receipt
 from popstream.retries import Reject, Retry
 from popstream.type_variables import Body
+from popstream.wire.base_errors import Invalid
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
         Raises:
             ClientClosed: The consumer was closed.
+            Invalid: The message was not handed out by a consumer.
         """
         return self._settler().ack_one(self)
 
@@ -146,7 +147,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
         Raises:
             ClientClosed: The consumer was closed.
-            Invalid: `invisible_time_s` is out of range.
+            Invalid: `invisible_time_s` is out of range, or the message was not handed out by a consumer.
         """
         return self._settler().extend_one(self, round(invisible_time_s * 1000))
 
@@ -155,7 +156,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
         Raises:
             ClientClosed: The consumer was closed.
-            Invalid: `delay_s` is out of range: 0 seconds to 12 hours.
+            Invalid: `delay_s` is not 0 seconds to 12 hours, or the message was not handed out by a consumer.
         """
         return self._settler().release_one(self, round(delay_s * 1000))
 
@@ -164,6 +165,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
         Raises:
             ClientClosed: The consumer was closed.
+            Invalid: The message was not handed out by a consumer.
         """
         return self._settler().reject_one(self, reason)
 
@@ -185,7 +187,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
     def _settler(self) -> Settler:
         if self.settler is None:
             message = "the message was not handed out by a consumer: pass its receipt to the methods of a consumer"
-            raise ClientClosed(message, subject=f"{self.topic}/{self.queue_id}")
+            raise Invalid(message, subject=f"{self.topic}/{self.queue_id}")
         return self.settler
 
 

@@ -18,6 +18,8 @@ from popstream import (
     AnswerTimeout,
     ClientClosed,
     Consumer,
+    Invalid,
+    Message,
     NotDeclared,
     PayloadMissing,
     PopResult,
@@ -111,6 +113,26 @@ def test_a_message_acked_by_two_callers_is_judged_twice_in_turn(job: MemoryJob, 
     first, second = consumer.ack_async([message]), consumer.ack_async([message])
     assert [first.result(60)[0].reason, second.result(60)[0].reason] == [Reason.OK, Reason.ALREADY_ACKED]
     assert len(sent(job, Ack)) == 2
+
+
+def test_a_message_that_no_consumer_handed_out_is_refused_by_its_methods_which_name_those_that_take_it(
+    consumer: Consumer,
+) -> None:
+    (message,) = consumer.pop("orders", 0, 1)
+    bare = Message(
+        topic="orders",
+        queue_id=0,
+        queue_offset=0,
+        handle=message.handle,
+        attempt=1,
+        pop_time_ms=message.pop_time_ms,
+        next_visible_time_ms=message.next_visible_time_ms,
+    )
+    for settle in (bare.ack, lambda: bare.extend(60), bare.release, bare.reject):
+        with pytest.raises(Invalid, match="pass its receipt to the methods of a consumer") as raised:
+            settle()
+        assert type(raised.value) is Invalid, "not ClientClosed: no client was closed"
+    assert all_applied(consumer.ack([bare.receipt]))
 
 
 def test_an_old_receipt_does_not_spoil_a_good_one(job: MemoryJob, consumer: Consumer) -> None:
