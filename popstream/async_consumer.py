@@ -73,8 +73,14 @@ class AsyncConsumer(Generic[Body]):
 
     @property
     def consumer(self) -> Consumer[Body]:
-        """The wrapped consumer, whose calls block."""
-        assert self._consumer is not None, "use `async with`, or `await open()` first"
+        """The wrapped consumer, whose calls block.
+
+        Raises:
+            Invalid: It is not open.
+        """
+        if self._consumer is None:
+            message = "the consumer is not open: use `async with`, or `await open()` first"
+            raise Invalid(message)
         return self._consumer
 
     async def open(self) -> Self:

@@ -11,6 +11,7 @@ from popstream.awaitable import in_thread
 from popstream.errors import ClientClosed
 from popstream.producer import Producer
 from popstream.type_variables import Value
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,8 +64,14 @@ class AsyncProducer(Generic[Value]):
 
     @property
     def producer(self) -> Producer[Value]:
-        """The wrapped producer, whose calls block."""
-        assert self._producer is not None, "use `async with`, or `await open()` first"
+        """The wrapped producer, whose calls block.
+
+        Raises:
+            Invalid: It is not open.
+        """
+        if self._producer is None:
+            message = "the producer is not open: use `async with`, or `await open()` first"
+            raise Invalid(message)
         return self._producer
 
     async def open(self) -> Self:

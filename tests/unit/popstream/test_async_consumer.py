@@ -283,6 +283,14 @@ def test_sets_are_acked_together_and_of_a_failed_one_only_the_first_counts(job: 
     assert left_of(job, order=order) == []
 
 
+def test_a_consumer_that_is_not_open_says_how_to_open_it() -> None:
+    async def main() -> None:
+        with pytest.raises(Invalid, match="the consumer is not open: use `async with`"):
+            await AsyncConsumer("kafka:9092", group="billing").pop("orders", 0)
+
+    asyncio.run(main())
+
+
 def test_run_needs_a_task(job: MemoryJob) -> None:
     async def main() -> None:
         async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:

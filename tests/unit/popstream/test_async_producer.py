@@ -176,3 +176,11 @@ def test_a_message_that_is_late_raises_when_awaited(kafka: MemoryKafka) -> None:
                 await producer.send_and_wait("orders", b"one")
 
     asyncio.run(main())
+
+
+def test_a_producer_that_is_not_open_says_how_to_open_it() -> None:
+    async def main() -> None:
+        with pytest.raises(Invalid, match="the producer is not open: use `async with`"):
+            await AsyncProducer("kafka:9092").send("orders", b"one")
+
+    asyncio.run(main())
