@@ -128,7 +128,7 @@ class DeadLetters:
             on_progress: Is told after each transaction.
 
         Raises:
-            Invalid: There is no dead-letter topic, Kafka does not allow to write, or the job wants an admin key for a
+            Invalid: There is no dead-letter topic, Kafka does not allow writing, or the job wants an admin key for a
                 topic that it does not build; nothing was sent to that one.
             Unavailable: Kafka does not answer, or a partition has no leader. What is done is recorded; call it again.
             Fenced: Another redrive or purge has begun.
@@ -178,7 +178,7 @@ class DeadLetters:
             The number of offsets that were deleted, by partition, or with `dry_run` would have been.
 
         Raises:
-            Invalid: There is no dead-letter topic, or Kafka does not allow to delete.
+            Invalid: There is no dead-letter topic, or Kafka does not allow deleting.
             Unavailable: Kafka does not answer.
             Corrupt: A letter cannot be read.
             ValueError: `also_handled` is given without `dry_run`.

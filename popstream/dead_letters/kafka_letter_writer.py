@@ -192,7 +192,7 @@ class KafkaLetterWriter:
         if isinstance(error, TopicAuthorizationFailedError) and (topics := _topics_of(error)):
             return rights_refused(self._settings.connection, {topic: ["Write"] for topic in topics})
         if isinstance(error, AuthorizationError):
-            message = f"Kafka does not allow to write to the topics: {error!r}"
+            message = f"Kafka does not allow writing to the topics: {error!r}"
             return Invalid(message, subject=self._handled)
         message = f"Kafka does not confirm what was written: {error!r}"
         return Unavailable(message, subject=self._settings.bootstrap_servers)

@@ -102,7 +102,7 @@ def declare_queue(settings: ClientSettings, transport: Transport, topic: str, qu
     """Declare a queue unless it is declared, of whatever type.
 
     Raises:
-        Invalid: There is no such queue, or Kafka does not allow to describe its topic.
+        Invalid: There is no such queue, or Kafka does not allow describing its topic.
         Refused: The job refuses it.
         AnswerTimeout: The job does not answer.
         Unavailable: Kafka does not answer, or the queue has no leader.
@@ -133,7 +133,7 @@ def dispatch_records(
         ranges: Inclusive ranges of queue offsets, ascending, that are committed or about to be.
 
     Raises:
-        Invalid: Kafka does not allow to describe the topic.
+        Invalid: Kafka does not allow describing the topic.
         Refused: The job refused the declaration or a dispatch.
         AnswerTimeout: The job does not answer.
         Unavailable: Kafka does not answer, or does not commit the records.

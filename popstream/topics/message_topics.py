@@ -208,7 +208,7 @@ class TopicReader:
         try:
             yield
         except TopicAuthorizationFailedError as error:
-            message = f"Kafka does not allow to describe {what}: grant Read to a consumer, Write to a producer"
+            message = f"Kafka does not allow describing {what}: grant Read to a consumer, Write to a producer"
             raise Invalid(message, subject=str(self._connection)) from error
         except KafkaError as error:
             is_passing = error.retriable or isinstance(error, UnknownTopicOrPartitionError)

@@ -101,7 +101,7 @@ def test_the_clients_of_one_are_refused_by_the_topics_of_the_other(
     with pytest.raises(Invalid, match=said):
         producer(secured, tenant, other)
     with producer(secured, tenant, tenant) as sending:
-        with pytest.raises(Invalid, match=f"does not allow to describe topics {other}.orders"):
+        with pytest.raises(Invalid, match=f"does not allow describing topics {other}.orders"):
             sending.send(f"{other}.orders", b"1").result(PATIENCE_S)
         sending.send(f"{tenant}.orders", b"1").result(PATIENCE_S)
 
