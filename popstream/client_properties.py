@@ -167,7 +167,7 @@ class _File(CheckedProperties):
         if name not in known:
             similar = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
             hint = f"did you mean {similar[0]}?" if similar else "remove it"
-            self.refuse_line(entry.line, f"popstream knows no setting {name} of a connection: {hint}")
+            self.refuse_line(entry.line, f"unknown connection setting {name}: {hint}")
         if name in self._entries:
             self.refuse_line(entry.line, f"{name} is set in line {self._entries[name].line} already")
         self._entries[name] = entry

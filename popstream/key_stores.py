@@ -210,7 +210,7 @@ def _pkcs12(content: bytes, password: str, key_password: str = "") -> tuple[str,
     try:
         store = pkcs12.load_pkcs12(content, password.encode())
     except ValueError as error:
-        message = "is no PKCS12 store, or its password is wrong"
+        message = "is not a PKCS12 store, or its password is wrong"
         raise StoreError(message) from error
     certificates = [*([store.cert] if store.cert else []), *store.additional_certs]
     chain = b"".join(found.certificate.public_bytes(Encoding.PEM) for found in certificates)

@@ -136,7 +136,7 @@ def _options(settings: CheckedProperties) -> CheckedProperties:
     unknown = [name for name in found if name not in known and not name.startswith(EXTENSION)]
     if unknown:
         allowed = ", ".join((*OPTIONS, f"{EXTENSION}...", *sorted(STORE_OPTIONS)))
-        settings.refuse(JAAS, f"has the option {unknown[0]}, which popstream does not know: it knows {allowed}")
+        settings.refuse(JAAS, f"has the unknown option {unknown[0]}: the options are {allowed}")
     line = settings.found[JAAS].line
     return CheckedProperties(settings.path, _as_properties(found, line), JAAS)
 
@@ -155,7 +155,7 @@ def _place(settings: CheckedProperties) -> tuple[str, str]:
     except ValueError as error:
         settings.refuse(URL, wanted, error)
     if parts.username is not None:
-        settings.refuse(URL, f"must not have a name or a password: clientId and clientSecret belong into {JAAS}")
+        settings.refuse(URL, f"must not have a name or a password: clientId and clientSecret belong in {JAAS}")
     if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
         return parts.scheme, parts.path  # as it is, for so does Java
     if parts.scheme not in {"http", "https"} or not parts.hostname or not has_port or not url.isprintable():

@@ -115,7 +115,7 @@ def _admin_key_named() -> Iterator[None]:
         if error.reason is not Reason.NO_PERMISSION:
             raise
         message = (
-            f"{error.message}: the job does not build {error.answer.topic}, so a redrive to it takes an admin key of"
+            f"{error.message}: the job does not build {error.answer.topic}, so a redrive to it needs an admin key of"
             " the job, by --admin-key-file or admin_key="
         )
         raise Invalid(message, subject=error.subject) from error

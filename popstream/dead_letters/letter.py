@@ -136,7 +136,9 @@ def parse_place(text: str) -> LetterPlace:
     """
     found = re.fullmatch(r"(\d{1,10})/(\d{1,19})", text)
     if found is None:
-        message = f"{text!r} names no dead letter: write its partition and offset as in 2/17, which `dead list` shows"
+        message = (
+            f"{text!r} is not the place of a dead letter: write PARTITION/OFFSET, which `dead list` shows, as in 2/17"
+        )
         raise Invalid(message, subject=text)
     return int(found[1]), int(found[2])
 

@@ -288,5 +288,5 @@ class Transport:
                 LOG.exception("cannot read answers, retrying")
                 self._is_closing.wait(RECEIVE_RETRY_PAUSE_S)
             for pending in self._pending.due(self._clock()):
-                LOG.info("sending %s again, now for the %d. time", pending.what, pending.sent_count)
+                LOG.info("sending %s again: send number %d", pending.what, pending.sent_count)
                 self._send(pending, waits=False)

@@ -117,7 +117,7 @@ class Destinations:
             text = f"{topic} is a sparse topic, which Kafka compacts by key: a message needs one"
             raise Invalid(text, subject=topic)
         if message.dedup_id is not None and queue_type != "simple":
-            text = f"{topic} is a {queue_type} topic, of which the job drops no duplicates: send without dedup_id"
+            text = f"{topic} is a {queue_type} topic, whose duplicates the job does not drop: send without dedup_id"
             raise Invalid(text, subject=topic)
         is_batch = queue_type == "batch"
         deliver_at_ms = message.deliver_at_ms if is_batch else AT_ONCE

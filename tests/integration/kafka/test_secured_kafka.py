@@ -156,9 +156,7 @@ def test_a_producer_names_the_right_that_it_lacks(secured: SecuredKafka) -> None
     with producer(secured) as made:
         found = refusal(lambda: made.send("orders", b"1").result(PATIENCE_S))
     assert isinstance(found, Invalid)
-    assert str(found).endswith(
-        "does not allow describing topics orders: grant Read to a consumer, Write to a producer"
-    )
+    assert str(found).endswith("does not allow describing topics orders: grant Read to a consumer, Write to a producer")
     secured.grant_only([*(other for other in RIGHTS if other is not write), describe])
     with producer(secured) as made:
         found = refusal(lambda: made.send("orders", b"1").result(PATIENCE_S))

@@ -293,9 +293,9 @@ def test_an_id_chooses_the_queue_where_nothing_else_does(producer: Producer, kaf
 @pytest.mark.parametrize("topic", ["units", "table"])
 def test_an_id_is_refused_where_no_duplicate_is_dropped(producer: Producer, kafka: MemoryKafka, topic: str) -> None:
     message = OutgoingMessage(topic=topic, value=b"v", key=b"k", dedup_id="order-1")
-    with pytest.raises(Invalid, match="of which the job drops no duplicates"):
+    with pytest.raises(Invalid, match="whose duplicates the job does not drop"):
         producer.send_and_wait(topic, b"v", b"k", dedup_id="order-1")
-    with pytest.raises(Invalid, match="of which the job drops no duplicates"):
+    with pytest.raises(Invalid, match="whose duplicates the job does not drop"):
         producer.send_many([message])
     assert kafka.sent == []
 

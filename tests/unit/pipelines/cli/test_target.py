@@ -62,7 +62,7 @@ def test_without_a_job_a_kafka_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
         find_target(TargetOptions())
     file = tmp_path / "client.properties"
     file.write_text("reply.to=all\n")
-    with pytest.raises(Invalid, match=r"line 1: popstream knows no setting reply\.to of a connection: remove it"):
+    with pytest.raises(Invalid, match=r"line 1: unknown connection setting reply\.to: remove it"):
         find_target(TargetOptions(kafka_config=file))
     file.write_text("bootstrap.servers=kafka:9093\n")
     assert find_target(TargetOptions(kafka_config=file)).connection == KafkaConnection("kafka:9093", str(file))

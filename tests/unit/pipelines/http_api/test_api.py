@@ -215,7 +215,7 @@ def test_queues_have_their_positions(site: ApiSite) -> None:
         ("/api/v1/queue?topic=orders", "it has no message_topics"),
         ("/api/v1/message?topic=orders&queue_id=0&queue_offset=-1", ">= 0"),
         ("/api/v1/message?topic=orders&queue_id=0&queue_offset=0", "there are no tables"),
-        ("/api/v1/dead-letter?letter=..", "names no dead letter"),
+        ("/api/v1/dead-letter?letter=..", "is not the place of a dead letter"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(site: ApiSite, path: str, why: str) -> None:

@@ -371,5 +371,5 @@ def test_a_letter_that_does_not_exist_is_an_error(job: MemoryJob) -> None:
         with pytest.raises(Invalid, match="there is no dead letter"):
             dead_letters.redrive(LetterSelection(places=frozenset([place])))
     for text in ("", "1", "1/", "1/2/3", "-1/2", "a/b"):
-        with pytest.raises(Invalid, match="names no dead letter"):
+        with pytest.raises(Invalid, match="is not the place of a dead letter"):
             parse_place(text)
