@@ -151,8 +151,7 @@ class AsyncProducer(Generic[Value]):
 
     def _open_thread(self) -> ThreadPoolExecutor:
         if self._is_closed:
-            message = "the producer is closed"
-            raise ClientClosed(message)
+            raise ClientClosed.of("producer", None if self._producer is None else self._producer.settings.client_id)
         return self._thread
 
     async def _in_order(self, topic: str, send: Callable[[], Result], *, wait_for_store: bool) -> Result:

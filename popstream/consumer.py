@@ -243,6 +243,7 @@ class Consumer(Generic[Body]):
                 self._transport,
                 self._leases,
                 filler,
+                client_id=self.client_id,
                 settler=MessageSettler(self._leases.settlement, self._require_open),
                 retries=retries,
                 releases_earlier_of=(group, self.client_id) if release_earlier_leases else None,
@@ -602,7 +603,7 @@ class Consumer(Generic[Body]):
         """
         with self._lock:
             if self._is_closing:
-                raise self._closed()
+                raise ClientClosed.of("consumer", self.client_id)
             if not self._topics:
                 message = "the consumer has no topics to iterate over: Consumer(..., topics=[...])"
                 raise Invalid(message, subject=self.client_id)
@@ -673,11 +674,7 @@ class Consumer(Generic[Body]):
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise self._closed()
-
-    def _closed(self) -> ClientClosed:
-        message = f"consumer {self.client_id} is closed"
-        return ClientClosed(message, subject=self.client_id)
+            raise ClientClosed.of("consumer", self.client_id)
 
 
 def _hashes(tags: Sequence[str] | None) -> list[int] | None:

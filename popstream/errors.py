@@ -21,7 +21,7 @@ A refusal of a single message is not an exception, but an `Outcome` with `applie
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from popstream.wire.queue_name import QueueName
@@ -121,6 +121,17 @@ class Refused(Invalid):
 
 class ClientClosed(Invalid):
     """The client was closed before the call, or during it; then the outcome is unknown."""
+
+    @classmethod
+    def of(cls, kind: str, client_id: str | None) -> Self:
+        """Return the error of a call after `close`.
+
+        Args:
+            kind: What was closed: a consumer, a producer, a transport, or the fetcher of a consumer.
+            client_id: Name of the client; None: it was never opened.
+        """
+        name = f"the {kind}" if client_id is None else f"{kind} {client_id}"
+        return cls(f"{name} is closed", subject=client_id or "")
 
 
 class AnswerUnreadable(Corrupt):

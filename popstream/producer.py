@@ -458,8 +458,7 @@ class Producer(Generic[Value]):
 
     def _require_open(self) -> None:
         if self._is_closed:
-            message = f"producer {self.settings.client_id} is closed"
-            raise ClientClosed(message, subject=self.settings.client_id)
+            raise ClientClosed.of("producer", self.settings.client_id)
 
     def _refuse_late_delivery_time(self, message: OutgoingMessage) -> None:
         if message.deliver_at is None:

@@ -101,13 +101,15 @@ class PendingOperations:
     """The operations in flight. Safe for use by many threads; futures are completed outside the lock.
 
     Args:
+        client_id: Name of the client.
         resend_after_s_max: Upper bound of the wait between two sends of an operation, which doubles each time.
 
     Attributes:
         broker_clock: Learns from each answer.
     """
 
-    def __init__(self, resend_after_s_max: float) -> None:
+    def __init__(self, client_id: str, resend_after_s_max: float) -> None:
+        self._client_id = client_id
         self._lock = threading.Lock()
         self._waiting: dict[str, PendingOperation] = {}
         self._resend_after_s_max = resend_after_s_max
@@ -130,8 +132,7 @@ class PendingOperations:
         pending.future.set_running_or_notify_cancel()
         with self._lock:
             if self._is_closed:
-                message = "the client is closed"
-                raise ClientClosed(message, subject=pending.what)
+                raise ClientClosed.of("transport", self._client_id)
             if pending.op_id in self._waiting:
                 message = f"an operation with op_id {pending.op_id!r} is in flight"
                 raise ValueError(message)

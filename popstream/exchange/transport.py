@@ -98,7 +98,7 @@ class Transport:
         self._clock = clock
         self._admin_key = settings.find_admin_key()
         self._link: Link = KafkaLink(settings) if link is None else link
-        self._pending = PendingOperations(settings.resend_after_ms_max / 1000)
+        self._pending = PendingOperations(settings.client_id, settings.resend_after_ms_max / 1000)
         self._window = SendWindow()
         self._on_answered: list[Callable[[str, float], None]] = []
         self._history = (
@@ -197,8 +197,7 @@ class Transport:
             ClientClosed: The transport is closed.
         """
         if self._is_closing.is_set():
-            message = "the client is closed"
-            raise ClientClosed(message)
+            raise ClientClosed.of("transport", self.settings.client_id)
         unanswered = msgspec.structs.replace(command, op_id=command.op_id or new_op_id(), reply_to=None)
 
         def on_sent(error: Exception | None) -> None:

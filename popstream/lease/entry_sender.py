@@ -130,7 +130,7 @@ class EntrySender:
         try:
             self._acks.add((queue_of(request.receipt), request) for request in requests)
         except RuntimeError as error:
-            closed = self._closed()
+            closed = ClientClosed.of("consumer", self._client_id)
             _fail(requests, closed)
             raise closed from error
         self.let_go((request.receipt for request in requests), MessageState.FINISHED)
@@ -147,7 +147,7 @@ class EntrySender:
         try:
             self._acks.add([(queue_of(message), message) for message in messages])
         except RuntimeError as error:
-            raise self._closed() from error
+            raise ClientClosed.of("consumer", self._client_id) from error
         for message in messages:
             message.state = MessageState.FINISHED
 
@@ -240,10 +240,6 @@ class EntrySender:
             for index, (receipt, label) in enumerate(listed)
         ]
         return requests, batch_future.future
-
-    def _closed(self) -> ClientClosed:
-        message = f"consumer {self._client_id} is closed"
-        return ClientClosed(message, subject=self._client_id)
 
     def _forget(self, future: Future[list[Outcome]]) -> None:
         with self._lock:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from popstream.settings import ClientSettings
 
-__all__ = ["KafkaPayloads", "closed"]
+__all__ = ["KafkaPayloads"]
 
 LOG = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ class KafkaPayloads:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise closed(self._settings)
+            raise ClientClosed.of("fetcher of", self._settings.client_id)
 
     def _run(self) -> None:
         """Read for the calls that wait; only this thread uses the reader. All consumers of the process depend on it."""
@@ -272,9 +272,3 @@ def _raised(subject: str, error: Exception) -> PopstreamError:
         return Invalid(message, subject=subject)
     is_damaged = isinstance(error, (CorruptRecordError, UnsupportedCodecError)) or not isinstance(error, KafkaError)
     return (Corrupt if is_damaged else Unavailable)(message, subject=subject)
-
-
-def closed(settings: ClientSettings) -> ClientClosed:
-    """Return the error of calls after `close`."""
-    message = f"the fetcher of {settings.client_id} is closed"
-    return ClientClosed(message, subject=settings.client_id)

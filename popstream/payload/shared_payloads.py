@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from popstream.errors import ClientClosed
-from popstream.payload.kafka_payloads import KafkaPayloads, closed
+from popstream.payload.kafka_payloads import KafkaPayloads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ class _Fetchers:
         """Return the fetcher of a user, and register the user."""
         with self._lock:
             if share.is_closed:
-                raise closed(share.settings)
+                raise ClientClosed.of("fetcher of", share.settings.client_id)
             for fetcher, users in self._used:
                 if _is_same_kafka(users[0].settings, share.settings):
                     if share not in users:

@@ -61,6 +61,7 @@ class Pops:
         transport: Carries the operations.
         leases: The leases of the consumer.
         filler: Fetches the records of what was leased.
+        client_id: Name of the consumer.
         settler: Carries out the methods of the messages.
         retries: What the pops declare.
         releases_earlier_of: (group, client_id) whose earlier leases of a queue are released before the first pop of it.
@@ -72,6 +73,7 @@ class Pops:
         leases: Leases,
         filler: RecordFiller,
         *,
+        client_id: str,
         settler: Settler,
         retries: RetryRules,
         releases_earlier_of: tuple[str, str] | None,
@@ -79,6 +81,7 @@ class Pops:
         self.filler = filler
         self._transport = transport
         self._leases = leases
+        self._client_id = client_id
         self._settler = settler
         self._retries = retries
         self._releases_earlier_of = releases_earlier_of
@@ -97,8 +100,7 @@ class Pops:
         queue = (command.topic, command.queue_id)
         with self._changed:
             if self._is_closing:
-                message = "the consumer is closed"
-                raise ClientClosed(message, subject=op_id)
+                raise ClientClosed.of("consumer", self._client_id)
             if self._releases_earlier_of is not None and queue not in self._returned:
                 group, client_id = self._releases_earlier_of
                 returned = ReturnClient(v=1, topic=queue[0], queue_id=queue[1], group=group, client_id=client_id)

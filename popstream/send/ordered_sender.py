@@ -58,13 +58,14 @@ class OrderedSender:
     """Sends the messages of a producer. Safe for use by many threads.
 
     Args:
-        name: Prefix of the names of its two threads.
+        name: Name of the producer, and prefix of the names of its two threads.
         limits: When messages that wait for others are sent.
         writer: Hands them to Kafka.
         answer_timeout_s: After this time without an answer a load has an unknown outcome, and the next one is sent.
     """
 
     def __init__(self, name: str, limits: BatchLimits, writer: Writer, *, answer_timeout_s: float = 60.0) -> None:
+        self._name = name
         self._writer = writer
         self._answer_timeout_s = answer_timeout_s
         self._accumulator = Accumulator(limits)
@@ -180,8 +181,7 @@ class OrderedSender:
     def _open(self, outgoing: Outgoing) -> bool:
         """Add a message to the buffer and to the current epoch; return False when the buffer is full."""
         if self._is_closed:
-            message = "the producer is closed"
-            raise ClientClosed(message, subject=outgoing.message.topic)
+            raise ClientClosed.of("producer", self._name)
         has_room = self._accumulator.reserve(outgoing)
         outgoing.epoch = self._epoch
         self._open_counts[self._epoch] += 1

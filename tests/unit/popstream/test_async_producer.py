@@ -123,7 +123,7 @@ def test_a_second_close_does_nothing_and_nothing_is_sent_after_the_first(kafka: 
                 await producer.flush()
         never_opened = make(kafka)
         await never_opened.close()
-        with pytest.raises(ClientClosed):
+        with pytest.raises(ClientClosed, match="the producer is closed"):
             await never_opened.open()
 
     asyncio.run(main())

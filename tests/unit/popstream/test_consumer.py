@@ -447,10 +447,9 @@ def test_close_finishes_acks_and_gives_back_the_rest_by_one_operation_a_queue(jo
     with job.consumer("billing") as other:
         again = other.pop("orders", 0, max_messages=10)
         assert [(message.queue_offset, message.attempt) for message in again] == [(n, 2) for n in (0, 1, 5, 6, 7, 8, 9)]
-    with pytest.raises(ClientClosed):
-        consumer.pop("orders", 0)
-    with pytest.raises(ClientClosed):
-        consumer.ack(messages)
+    for call in (lambda: consumer.pop("orders", 0), lambda: consumer.ack(messages)):
+        with pytest.raises(ClientClosed, match=f"consumer {consumer.client_id} is closed"):
+            call()
 
 
 def test_close_without_release_leaves_receipts_good_elsewhere(job: MemoryJob) -> None:

@@ -143,7 +143,7 @@ def test_close_ends_those_who_wait() -> None:
         transport.close()
         with pytest.raises(ClientClosed):
             future.result(60)
-        with pytest.raises(ClientClosed):
+        with pytest.raises(ClientClosed, match="transport c is closed"):
             transport.submit(TICK)
         with pytest.raises(ClientClosed):
             transport.post(TICK)
@@ -204,7 +204,7 @@ def test_parts_are_joined_in_their_order_whatever_order_they_come_in() -> None:
 
 def test_re_sends_end_before_the_job_forgets_the_op_id() -> None:
     """With the clock in hand: beyond the window an operation could be decided twice, so it only waits."""
-    exchange = PendingOperations(resend_after_s_max=60)
+    exchange = PendingOperations("c1", resend_after_s_max=60)
     pending = PendingOperation(
         op_id="a", what="x", key=b"", value=b"", future=Future(), first_sent_s=0, next_send_s=5, resend_after_s=5,
         deadline_s=1e9, parts={},

@@ -565,7 +565,7 @@ def test_a_closed_fetcher_refuses(logs: dict[tuple[str, int], Log]) -> None:
     payloads.close()
     payloads.close()
     for call in (lambda: payloads.fetch(*QUEUE, [(0, 0)], 1), lambda: payloads.read(*QUEUE, 0, 1, 1)):
-        with pytest.raises(ClientClosed):
+        with pytest.raises(ClientClosed, match="fetcher of c is closed"):
             call()
 
 

@@ -391,7 +391,7 @@ def test_closing_tells_every_sender(writer: Writer) -> None:
     for future in (behind, waiting):
         with pytest.raises(NotWritten):
             future.result(0)
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosed, match="producer test is closed"):
         send(sender, b"v")
     assert sender.buffered_bytes == 0
 
