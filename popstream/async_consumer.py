@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 
 from popstream.awaitable import in_thread
 from popstream.consumer import CLOSE_TIMEOUT_MS, Consumer
-from popstream.lease.leases import left_s
+from popstream.deadline import left_s
 from popstream.pop.coroutine_feed import CoroutineFeed
 from popstream.pop.handler_pool import end_forked_child, log_after_settling, unsettled
 from popstream.shutdown import install_sigterm_handler

@@ -9,10 +9,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
+from popstream.deadline import left_s
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.entries import RELEASED_UNCOUNTED, Change
-from popstream.lease.leases import Leases, left_s
+from popstream.lease.leases import Leases
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
 from popstream.lease.retry_rules import RetryRules

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 
 import msgspec
 
+from popstream.deadline import left_s
 from popstream.errors import ClientClosed, NotDispatched
 from popstream.exchange.transport import Transport
 from popstream.observer import Observers
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
     from popstream.awaitable import AwaitableFuture
     from popstream.message import Message
     from popstream.observer import Observer, OnSent
+    from popstream.payload.inner_batch import TypeOf
     from popstream.payload.redelivery import Redelivery
-
-    TypeOf = Callable[[str], QueueType | None]
 
 __all__ = ["Producer"]
 
@@ -342,7 +342,7 @@ class Producer(Generic[Value]):
             message = f"messages have no result after {timeout_ms} ms"
             raise Unavailable(message, subject=self.settings.client_id)
         if self._dispatcher is not None:
-            self._dispatcher.flush(max(0.0, deadline_s - time.monotonic()))
+            self._dispatcher.flush(left_s(deadline_s))
 
     def close(self, timeout_ms: int = FLUSH_TIMEOUT_MS) -> None:
         """Flush and disconnect. More calls do nothing. Called at interpreter exit if it was not before.

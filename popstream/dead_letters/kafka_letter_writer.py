@@ -23,6 +23,7 @@ from kafka.errors import (
 )
 
 from popstream.dead_letters.letter_topics import LetterRefusedError
+from popstream.deadline import left_s
 from popstream.exchange.coalescer import ranges_of
 from popstream.exchange.kafka_link import producer_options
 from popstream.exchange.resilient_producer import close_producer
@@ -160,7 +161,7 @@ class KafkaLetterWriter:
         deadline_s = time.monotonic() + self._timeout_s
         for future in sent:
             if not future.succeeded():
-                future.get(max(0.0, deadline_s - time.monotonic()))
+                future.get(left_s(deadline_s))
 
     def _abandon(self) -> None:
         try:

@@ -20,6 +20,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError, OutOfOrderSequenceNumberError
 from kafka.producer.producer_batch import ProducerBatch
 
+from popstream.deadline import left_s
 from popstream.kafka_internals import require_members
 from popstream.wire.base_errors import Invalid, Unavailable
 
@@ -110,7 +111,7 @@ class ResilientProducer:
         with self._lock:
             kafka = self.current
         if kafka is not None:
-            close_producer(kafka, max(0.0, deadline_s - time.monotonic()))
+            close_producer(kafka, left_s(deadline_s))
 
     def _replace(self, old: Kafka) -> None:
         LOG.warning("%s: requests were not acknowledged; replacing the Kafka producer", self._options["client_id"])

@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from popstream.deadline import left_s
 from popstream.errors import AnswerTimeout
 from popstream.lease.entries import Change
 from popstream.lease.entry_sender import EntrySender
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from popstream.lease.retry_rules import RetryRules
     from popstream.lease.settlement import Resender
 
-__all__ = ["Leases", "left_s"]
+__all__ = ["Leases"]
 
 LOG = logging.getLogger(__name__)
 
@@ -145,11 +146,6 @@ class Leases:
     def close(self, timeout_s: float | None = None) -> None:
         """Send the acks that wait for others, and refuse later ones; None: wait as long as that takes."""
         self._entries.close(timeout_s)
-
-
-def left_s(deadline_s: float) -> float:
-    """Return the seconds until a monotonic time, 0 when it is over."""
-    return max(0.0, deadline_s - time.monotonic())
 
 
 def _log_released(client_id: str, released: OutcomesFuture) -> None:

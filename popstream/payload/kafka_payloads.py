@@ -33,6 +33,7 @@ from kafka.errors import (
     for_code,
 )
 
+from popstream.deadline import left_s
 from popstream.errors import ClientClosed
 from popstream.payload.block_cache import BlockCache
 from popstream.payload.fetch_progress import FetchProgress
@@ -122,7 +123,7 @@ class KafkaPayloads:
         if first >= end or count < 1:
             return []
         call = _FetchCall([(first, end - 1)], count_max=count)
-        return [*self._bring(queue, call, max(0.0, deadline_s - time.monotonic())).payloads.items()]
+        return [*self._bring(queue, call, left_s(deadline_s)).payloads.items()]
 
     def queue_ids(self, topic: str) -> list[int]:
         """Return the partitions of a topic."""

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from popstream.deadline import left_s
 from popstream.message import MessageState
 from popstream.retries import Reject
 from popstream.wire.base_errors import Invalid
@@ -62,7 +63,7 @@ class HandlerPool:
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+                thread.join(left_s(deadline_s))
 
     def has_worker(self, thread: threading.Thread) -> bool:
         """Tell whether a thread calls the handler."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from popstream.deadline import left_s
 from popstream.exchange.transport import new_op_id
 from popstream.pop.pops import POLL_MS_SHARED
 from popstream.wire.base_errors import PopstreamError
@@ -90,7 +91,7 @@ class PopAnyQueue:
             has_asked = True
             for start in range(0, len(order), places):
                 yield order[start : start + places], 0
-        while (left_ms := max(0, int((deadline_s - time.monotonic()) * 1000))) or not has_asked:
+        while (left_ms := int(left_s(deadline_s) * 1000)) or not has_asked:
             has_asked = True
             yield order[:places], left_ms if places >= len(order) else min(left_ms, POLL_MS_SHARED)
             order = order[places:] + order[:places]

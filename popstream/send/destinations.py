@@ -17,9 +17,9 @@ from popstream.wire.deliver_at import AT_ONCE
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from popstream.payload.inner_batch import TypeOf
     from popstream.send.outgoing import OutgoingMessage
 
-    TypeOf = Callable[[str], QueueType | None]
     PartitionsOf = Callable[..., Collection[int]]
 
 __all__ = ["Destinations", "TopicTypes"]

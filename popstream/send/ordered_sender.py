@@ -26,6 +26,7 @@ from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from popstream.deadline import left_s
 from popstream.errors import ClientClosed, OutcomeUnknown
 from popstream.send.accumulator import Accumulator
 from popstream.send.settle_load import settle_load
@@ -278,7 +279,7 @@ class OrderedSender:
             loads, due_s = self._take_loads()
             if not loads:
                 if not self._is_closed:
-                    self._for_sends.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
+                    self._for_sends.wait(None if due_s is None else left_s(due_s))
                 return not self._is_closed
         for load in loads:
             for number, shipment in enumerate(load, 1):
