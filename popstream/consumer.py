@@ -548,10 +548,6 @@ class Consumer(Generic[Body]):
         self._leases.send_waiting_acks()
         return self._transport.request(command, timeout_ms=timeout_ms)
 
-    def renew_due(self) -> None:
-        """Renew the leases that are due, and forget those that have ended; a thread does so every few seconds."""
-        self._leases.renew_due()
-
     def flush(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
         """Send the acks that wait for others, and wait for the outcomes of all requests about messages.
 

@@ -86,11 +86,6 @@ class OrderedSender:
         self._result_thread.start()
 
     @property
-    def buffered_bytes(self) -> int:
-        """Approximate size in memory of the messages without a result."""
-        return self._accumulator.buffered_bytes
-
-    @property
     def is_full(self) -> bool:
         """Whether the buffer is full, so that `submit` would block."""
         return self._accumulator.is_full

@@ -47,7 +47,7 @@ def _renewal_cpu(held: int, rounds: int = 3) -> dict[str, Any]:
             job.advance(1_000)
             records = len(job.records)
             began = time.process_time() - job.cpu_s
-            consumer.renew_due()
+            consumer._leases.renew_due()
             consumer.flush()
             spent.append(time.process_time() - job.cpu_s - began)
             assert len(job.records) - records == _QUEUES, "a record for each queue"

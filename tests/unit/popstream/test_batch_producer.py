@@ -169,7 +169,7 @@ def test_nothing_refused_stays_in_the_buffer(producer: Producer) -> None:
     for _ in range(100):
         producer.send("orders", "text" * 1_000)  # type: ignore[arg-type]
     producer.flush()
-    assert producer._sender.buffered_bytes == 0
+    assert producer._sender._accumulator.buffered_bytes == 0
 
 
 def test_a_sparse_topic_takes_no_message_without_a_key(producer: Producer) -> None:
@@ -201,7 +201,7 @@ def test_a_refused_batch_is_sent_again_one_by_one(producer: Producer, kafka: Mem
     assert [futures[0].result(WAIT_S).queue_offset, futures[2].result(WAIT_S).queue_offset] == [0, 1]
     with pytest.raises(Invalid, match="larger than"):
         futures[1].result(WAIT_S)
-    assert producer._sender.buffered_bytes == 0
+    assert producer._sender._accumulator.buffered_bytes == 0
 
 
 def test_one_that_kafka_python_does_not_take_fails_alone(producer: Producer, kafka: MemoryKafka) -> None:

@@ -390,7 +390,7 @@ def test_what_a_consumer_gives_back_of_itself_is_not_renewed_any_more(job: Memor
         assert all(message.is_settled for message in messages)
         assert consumer.held_count == 1
         renewals = len(sent(job, ChangeInvisible))
-        consumer.renew_due()
+        consumer._leases.renew_due()
         assert [change.queue_id for change in sent(job, ChangeInvisible)[renewals:]] == [1]
         assert [message.queue_offset for message in other.pop("orders", 0, max_messages=4)] == [0, 1, 2, 3]
 
@@ -406,7 +406,7 @@ def test_what_a_consumer_may_not_give_back_of_itself_is_held_and_renewed_as_befo
 
         def refuse(command: ReturnClient, **_: object) -> Answer:
             renewals = len(sent(job, ChangeInvisible))
-            consumer.renew_due()
+            consumer._leases.renew_due()
             in_between.append(len(sent(job, ChangeInvisible)) - renewals)
             return Answer(
                 op_id="x",
@@ -428,7 +428,7 @@ def test_what_a_consumer_may_not_give_back_of_itself_is_held_and_renewed_as_befo
         assert not any(message.is_settled for message in messages)
         consumer.flush()
         renewals = len(sent(job, ChangeInvisible))
-        consumer.renew_due()
+        consumer._leases.renew_due()
         eventually(lambda: len(sent(job, ChangeInvisible)) > renewals)
 
 

@@ -98,7 +98,7 @@ def test_what_is_popped_and_settled_is_counted_when_the_job_has_confirmed_it(job
         consumer.change_invisible(messages[5:6], 0)
         consumer.reject(messages[6:8])
         messages[8].extend(90).result(60)
-        consumer.renew_due()
+        consumer._leases.renew_due()
         consumer.flush()
     # The last two are released when it is closed.
     assert seen.counts == {

@@ -37,7 +37,7 @@ def pass_time(job: MemoryJob, consumer: Consumer, seconds: float) -> None:
     for holding in consumer._leases.held.holdings():
         holding.since_s -= seconds
         holding.until_s -= seconds
-    consumer.renew_due()
+    consumer._leases.renew_due()
 
 
 def handle_one(consumer: Consumer, way: str, handle: Callable[[Message], object]) -> None:

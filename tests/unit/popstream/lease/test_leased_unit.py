@@ -278,7 +278,7 @@ def test_a_renewal_reaches_the_messages_of_a_unit(job: MemoryJob) -> None:
         messages = consumer.pop("orders", 0, max_messages=4, invisible_time_ms=1_000, renew=True).messages
         before = messages[1].handle
         job.advance(500)
-        consumer.renew_due()
+        consumer._leases.renew_due()
         eventually(lambda: messages[1].handle != before)
         assert messages[1].next_visible_time_ms == job.now_ms + 1_000
         assert consumer.change_invisible([messages[1].receipt], 1_000)[0].applied
@@ -500,7 +500,7 @@ def test_a_thread_that_ends_with_an_open_message_gives_its_unit_back(job: Memory
         thread = threading.Thread(target=take_and_die)
         thread.start()
         thread.join()
-        consumer.renew_due()
+        consumer._leases.renew_due()
         assert done[1].is_settled
 
 
@@ -516,7 +516,7 @@ def test_a_thread_that_ends_with_its_messages_done_keeps_nobody_from_the_rest(jo
         thread.start()
         thread.join()
         (mine,) = subscription.take(1, WAIT_S)
-        consumer.renew_due()
+        consumer._leases.renew_due()
         assert not mine.is_settled
 
 

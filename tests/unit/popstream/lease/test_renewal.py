@@ -48,7 +48,7 @@ def test_it_is_no_longer_after_an_extension_of_ones_own(job: MemoryJob) -> None:
     with job.consumer("billing", renewal=policy) as consumer:
         (message,) = consumer.pop("orders", 0, 1, invisible_time_ms=600_000, renew=True).messages
         assert message.extend(3_600).result(60).applied
-        consumer.renew_due()
+        consumer._leases.renew_due()
         consumer.flush()
         assert renewals_ms(job) == [3_600_000, 600_000]
 

@@ -31,7 +31,7 @@ def renewed(job: HeldBackJob, consumer: Consumer, lease_ms: int = LEASE_MS) -> M
     """Pop a message, and let the job decide a renewal of which the consumer does not know yet."""
     (message,) = consumer.pop("orders", 0, invisible_time_ms=lease_ms, renew=True).messages
     job.holds_back = True
-    consumer.renew_due()
+    consumer._leases.renew_due()
     eventually(lambda: any(isinstance(record, ChangeInvisible) for record in job.records))
     return message
 
@@ -80,7 +80,7 @@ def test_the_renewal_does_not_take_precedence_over_an_extension(job: HeldBackJob
         (message,) = consumer.pop("orders", 0, invisible_time_ms=LEASE_MS, renew=True).messages
         job.holds_back = True
         extended = message.extend(3_600)
-        consumer.renew_due()
+        consumer._leases.renew_due()
         job.deliver()
         assert extended.result(60).applied
         consumer.flush()

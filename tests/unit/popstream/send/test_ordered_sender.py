@@ -107,7 +107,7 @@ def test_what_waits_together_goes_together(sender: OrderedSender, writer: Writer
     assert [future.result(WAIT_S).queue_offset for future in results] == [0, 1, 2, 3, 4]
     assert [value for values in writer.values for value in values] == [b"0", b"1", b"2", b"3", b"4"]
     assert len(writer.shipments) < 5
-    assert sender.buffered_bytes == 0
+    assert sender._accumulator.buffered_bytes == 0
 
 
 def test_a_queue_has_one_load_on_its_way(sender: OrderedSender, writer: Writer) -> None:
@@ -301,7 +301,7 @@ def test_a_callback_that_throws_harms_no_other(sender: OrderedSender, writer: Wr
     writer.answer()
     assert [future.result(WAIT_S).queue_offset for future in futures] == [0, 1, 2]
     assert send(sender, b"next").result(WAIT_S)
-    assert sender.buffered_bytes == 0
+    assert sender._accumulator.buffered_bytes == 0
 
 
 def test_a_writer_that_raises_is_an_outcome(sender: OrderedSender, writer: Writer) -> None:
@@ -329,7 +329,7 @@ def test_beyond_the_buffer_a_sender_waits_for_its_own_message_behind_the_others(
     waiting.join(WAIT_S)
     assert not waiting.is_alive()
     assert first.result(WAIT_S)
-    assert sender.buffered_bytes == 0
+    assert sender._accumulator.buffered_bytes == 0
     sender.close()
     sender.end()
 
@@ -393,7 +393,7 @@ def test_closing_tells_every_sender(writer: Writer) -> None:
             future.result(0)
     with pytest.raises(ClientClosed, match="producer test is closed"):
         send(sender, b"v")
-    assert sender.buffered_bytes == 0
+    assert sender._accumulator.buffered_bytes == 0
 
 
 def test_results_are_futures_like_others(sender: OrderedSender, writer: Writer) -> None:
