@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from popstream.observer import Observer, OnSent
     from popstream.payload.inner_batch import TypeOf
     from popstream.payload.redelivery import Redelivery
+    from popstream.send.outgoing import Destination
 
 __all__ = ["Producer"]
 
@@ -214,12 +215,12 @@ class Producer(Generic[Value]):
         return self._send(
             topic,
             value,
-            key,
-            headers,
-            queue_id,
-            tag,
-            wait_for_store,
             is_waited=False,
+            key=key,
+            headers=headers,
+            queue_id=queue_id,
+            tag=tag,
+            wait_for_store=wait_for_store,
             deliver_at=deliver_at,
             dedup_id=dedup_id,
         )
@@ -251,12 +252,12 @@ class Producer(Generic[Value]):
         return self._send(
             topic,
             value,
-            key,
-            headers,
-            queue_id,
-            tag,
-            wait_for_store,
             is_waited=True,
+            key=key,
+            headers=headers,
+            queue_id=queue_id,
+            tag=tag,
+            wait_for_store=wait_for_store,
             deliver_at=deliver_at,
             dedup_id=dedup_id,
         ).result()
@@ -281,10 +282,7 @@ class Producer(Generic[Value]):
             return []
         require_alike(messages)
         topic = messages[0].topic
-        for message in messages:
-            self._refuse_late_delivery_time(message)
-            self._refuse_dedup_id_with_dispatch(message)
-        destinations = [self._destinations.of(message) for message in messages]
+        destinations = [self._route(message) for message in messages]
         together = list(dict.fromkeys(destinations))
         if len(together) > 1 and together[0].is_batch_topic:
             text = (
@@ -307,16 +305,14 @@ class Producer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
         """
-        headers = [(name, value or b"") for name, value in message.headers]
         return self._send(
             message.topic,
             message.value,
-            message.key,
-            headers,
-            message.queue_id,
-            message.tag,
-            wait_for_store=True,
             is_waited=False,
+            key=message.key,
+            headers=[(name, value or b"") for name, value in message.headers],
+            queue_id=message.queue_id,
+            tag=message.tag,
             message_id=message.message_id,
             redelivery=redelivery,
         )
@@ -391,13 +387,13 @@ class Producer(Generic[Value]):
         self,
         topic: str,
         value: Any,  # noqa: ANN401 - OutgoingMessage refuses what is not bytes
+        *,
+        is_waited: bool,
         key: bytes | None,
         headers: Iterable[tuple[str, bytes]] | None,
         queue_id: int | None,
         tag: str | None,
-        wait_for_store: bool,  # noqa: FBT001 - as in the public methods
-        *,
-        is_waited: bool,
+        wait_for_store: bool = True,
         deliver_at: datetime | int | None = None,
         dedup_id: str | None = None,
         message_id: str = "",
@@ -420,9 +416,7 @@ class Producer(Generic[Value]):
                 deliver_at=deliver_at,
                 dedup_id=dedup_id,
             )
-            self._refuse_late_delivery_time(message)
-            self._refuse_dedup_id_with_dispatch(message)
-            destination = self._destinations.of(message)
+            destination = self._route(message)
             # A message that is sent again has the headers of its first time.
             message, on_sent = self._observed(message) if redelivery is None else (message, None)
         except (PopstreamError, TypeError, ValueError) as error:
@@ -433,6 +427,12 @@ class Producer(Generic[Value]):
         is_alone = not self._auto_batch or not outgoing.is_batchable
         self._sender.submit(destination, outgoing, is_waited=is_waited, is_alone=is_alone)
         return outgoing.future
+
+    def _route(self, message: OutgoingMessage) -> Destination:
+        """Return where a message goes; refuse one that this producer may not send."""
+        self._refuse_late_delivery_time(message)
+        self._refuse_dedup_id_with_dispatch(message)
+        return self._destinations.of(message)
 
     def _observed(self, message: OutgoingMessage) -> tuple[OutgoingMessage, OnSent | None]:
         """Return a message with the headers that observers add, and what they want to be called with its future."""
