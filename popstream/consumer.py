@@ -21,6 +21,7 @@ from popstream.observer import Observers
 from popstream.outcome import Outcome
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of
+from popstream.pop.consumer_sources import ConsumerSources
 from popstream.pop.handler_pool import HandlerPool, each_message, in_one_process
 from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from popstream.message import Message, MessageFilter, PopResult
     from popstream.observer import Observer
     from popstream.outcome import Receipt, Record
-    from popstream.payload.inner_batch import TypeOf
     from popstream.payload.payloads import FetchCounts, Payloads
     from popstream.pop.notifications import Listen
     from popstream.wire.answer import Answer
@@ -128,10 +128,8 @@ class Consumer(Generic[Body]):
         exit_on_sigterm: Raise `SystemExit` on SIGTERM where the signal would otherwise end the process at once.
         observers: Are told what the consumer does, for metrics and traces: `popstream.prometheus.PrometheusMetrics`,
             `popstream.opentelemetry.OpenTelemetryTraces`, or an `Observer` of yours.
-        transport: Share the transport of another client, which closes it.
-        payloads: A source of records other than Kafka, for tests.
-        notifications: A source of notifications other than Kafka, for tests; see `Subscription`.
-        job_types: A source of the types that the job reports other than Kafka, for tests.
+        transport: A transport to share; its owner closes it, not this consumer.
+        sources: What it reads elsewhere than in Kafka, for tests.
         **settings: Other fields of `ClientSettings`.
 
     Raises:
@@ -168,9 +166,7 @@ class Consumer(Generic[Body]):
         exit_on_sigterm: bool = True,
         observers: Sequence[Observer] = (),
         transport: Transport | None = None,
-        payloads: Payloads | None = None,
-        notifications: Listen | None = None,
-        job_types: TypeOf | None = None,
+        sources: ConsumerSources | None = None,
         **settings: Any,  # noqa: ANN401 - ClientSettings checks them
     ) -> None:
         if isinstance(topics, str):
@@ -206,18 +202,19 @@ class Consumer(Generic[Body]):
         self._subscription: Subscription | None = None
         self._owns_transport = transport is None
         self._observers = Observers(observers)
+        sources = sources or ConsumerSources()
         with contextlib.ExitStack() as opened:  # closed again when a later step fails or is interrupted
             self._transport = transport or opened.enter_context(Transport(self.settings))
             self._ignore_answers = self._observers.follow(self._transport.on_answered)
             opened.callback(self._ignore_answers)
-            self._payloads: Payloads = payloads or opened.enter_context(
+            self._payloads: Payloads = sources.payloads or opened.enter_context(
                 contextlib.closing(shared_payloads(self.settings))
             )
             require_rights(self.settings.connection, self.client_id, {name: ["Read"] for name in self._read_topics})
             self._queue_types = QueueTypes(self.settings)
             opened.callback(self._queue_types.close)
-            self._type_of = job_types or self._queue_types.of
-            self._listen: Listen = notifications or partial(listen, self.settings, group)
+            self._type_of = sources.job_types or self._queue_types.of
+            self._listen: Listen = sources.notifications or partial(listen, self.settings, group)
             self._leases = Leases(
                 self._transport,
                 group=group,

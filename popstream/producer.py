@@ -93,7 +93,7 @@ class Producer(Generic[Value]):
         compression_type: `gzip`; or `snappy`, `lz4` or `zstd` if their libraries are installed on both sides. A batch
             is compressed as a whole.
         observers: Are told what the producer sends: `popstream.opentelemetry.OpenTelemetryTraces`, or an `Observer`.
-        transport: Share the transport of another client, which closes it.
+        transport: A transport to share; its owner closes it, not this producer.
         kafka_producer: Send with this KafkaProducer, or an object with its methods; `close` closes it.
         **settings: Other fields of `ClientSettings`.
 

@@ -30,6 +30,7 @@ from popstream.dead_letters.dead_letters import DeadLetters
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.transport import Transport
 from popstream.payload.payloads import Payload
+from popstream.pop.consumer_sources import ConsumerSources
 from popstream.producer import Producer
 from popstream.settings import ClientSettings, new_client_id
 from popstream.testing._memory_kafka import MemoryKafka
@@ -70,7 +71,7 @@ class MemoryJob:
         now_ms: The broker's clock, in milliseconds.
         records: The operations that were sent, in order.
         silent: (topic, queue_id) of queues whose operations are decided, but not answered.
-        payloads: The records of the message topics, also for `Consumer(payloads=)`. Its sets `deleted`, `late` and
+        payloads: The records of the message topics, also for `ConsumerSources`. Its sets `deleted`, `late` and
             `damaged` of (topic, queue_id, queue_offset) make records disappear or fail.
         cpu_s: CPU time of all decisions, in seconds.
         is_old: Refuse changes of more than one message with NOT_SUPPORTED, as an old job.
@@ -103,9 +104,11 @@ class MemoryJob:
             "memory",
             group=group,
             transport=self.transport(**settings),
-            payloads=self.payloads,
-            notifications=partial(self.listen, group),
-            job_types=self._queue_types.get,
+            sources=ConsumerSources(
+                payloads=self.payloads,
+                notifications=partial(self.listen, group),
+                job_types=self._queue_types.get,
+            ),
             **options,
         )
         self._clients.add(made)

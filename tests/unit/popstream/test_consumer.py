@@ -32,6 +32,7 @@ from popstream import (
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Fetched, Payload
 from popstream.pop import pop_any_queue
+from popstream.pop.consumer_sources import ConsumerSources
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.answer import Answer
 from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject, ReturnClient
@@ -285,7 +286,9 @@ def test_an_interrupt_takes_the_pop_back(job: MemoryJob, consumer: Consumer, mon
 
 def test_an_unanswered_pop_is_taken_back(job: MemoryJob) -> None:
     transport = job.transport(answer_timeout_ms=100)
-    with Consumer("memory", group="billing", transport=transport, payloads=job.payloads) as consumer:
+    with Consumer(
+        "memory", group="billing", transport=transport, sources=ConsumerSources(payloads=job.payloads)
+    ) as consumer:
         transport._reply_to = 1
         job.link()
         with pytest.raises(AnswerTimeout):
@@ -494,7 +497,7 @@ def test_close_cancels_a_pop_that_waits_for_any_queue(job: MemoryJob, max_messag
 
 def test_a_job_that_does_not_answer_cannot_keep_close(job: MemoryJob, caplog: pytest.LogCaptureFixture) -> None:
     transport = job.transport(answer_timeout_ms=60_000)
-    consumer = Consumer("memory", group="billing", transport=transport, payloads=job.payloads)
+    consumer = Consumer("memory", group="billing", transport=transport, sources=ConsumerSources(payloads=job.payloads))
     consumer.pop("orders", 0)
     transport._reply_to = 1
     job.link()

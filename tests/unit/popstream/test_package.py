@@ -19,9 +19,8 @@ from popstream.wire import base_errors
 ROOT = Path(__file__).parents[3]
 NOT_FOR_USERS = {
     "Body": "a type variable",
-    "Listen": "a source of notifications other than Kafka, for tests",
+    "ConsumerSources": "sources other than Kafka, for tests",
     "Observers": "for AsyncConsumer",
-    "Payloads": "a source of records other than Kafka, for tests",
     "Subscription": "for AsyncConsumer",
     "Result": "a type variable",
     "Value": "a type variable",

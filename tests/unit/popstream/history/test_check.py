@@ -1038,13 +1038,13 @@ def test_a_consumer_s_history_is_clean(tmp_path: Path) -> None:
 
 def job_consumer(job: MemoryJob, transport: Transport) -> Any:
     from popstream import Consumer  # noqa: PLC0415 - as few as needed
+    from popstream.pop.consumer_sources import ConsumerSources  # noqa: PLC0415 - as above
 
     return Consumer(
         "memory",
         group="billing",
         transport=transport,
-        payloads=job.payloads,
-        notifications=partial(job.listen, "billing"),
+        sources=ConsumerSources(payloads=job.payloads, notifications=partial(job.listen, "billing")),
     )
 
 
