@@ -675,7 +675,7 @@ def test_a_topic_that_was_found_before_may_be_unknown_for_a_while(
 
 
 def test_pops_in_flight_when_a_subscription_fails_lease_nothing(
-    job: MemoryJob, monkeypatch: pytest.MonkeyPatch
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with job.consumer("billing", topics=["orders"]) as consumer:
         drain(consumer, len(ALL))
@@ -683,6 +683,7 @@ def test_pops_in_flight_when_a_subscription_fails_lease_nothing(
         eventually(lambda: len(subscription._in_flight) == 4)
         monkeypatch.setattr(subscription._discovery, "refresh", lambda _now_s: 1 / 0)
         eventually(lambda: subscription.is_stopped and not consumer._pops._in_flight)
+        assert f"{consumer.client_id} has stopped popping" in caplog.messages
         job.write("orders", 0, [b"later"])
         with job.consumer("billing") as other:
             assert [message.value for message in other.pop("orders", 0)] == [b"later"]
