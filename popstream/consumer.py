@@ -38,7 +38,7 @@ from popstream.wire.base_errors import Invalid, PopstreamError
 from popstream.wire.command import Cancel, Pop, ReturnClient
 from popstream.wire.limits import POP_MESSAGES_MAX
 from popstream.wire.reason import Reason
-from popstream.wire.tag import tag_hash
+from popstream.wire.tag import NO_TAG, tag_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -379,7 +379,7 @@ class Consumer(Generic[Body]):
         Raises:
             NotDeclared: The job does not know the queue yet.
             Refused: A parameter is out of range, or the lane is in use in the other mode.
-            Invalid: The topic does not exist, or `init` is neither "earliest" nor "latest".
+            Invalid: The topic does not exist, or `tags` or `init` is not one of the values above.
             AnswerTimeout: The job does not answer. A `cancel` is sent, so that messages it leases later are released.
             PayloadMissing: None of the records could be read; the messages were released for one second.
             ClientClosed: The consumer was closed.
@@ -672,4 +672,13 @@ class Consumer(Generic[Body]):
 
 
 def _hashes(tags: Sequence[str] | None) -> list[int] | None:
-    return None if tags is None else [tag_hash(tag) for tag in tags]
+    if tags is None:
+        return None
+    if isinstance(tags, (str, bytes)):  # each character would be a tag
+        message = f"tags is a list of tags, not one tag: [{tags!r}]"
+        raise Invalid(message, subject="tags")
+    hashes = [tag_hash(tag) for tag in tags]
+    if not hashes or NO_TAG in hashes:
+        message = f"tags names at least one tag, and none that is empty; leave it out for all messages: {tags!r}"
+        raise Invalid(message, subject="tags")
+    return hashes

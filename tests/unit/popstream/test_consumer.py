@@ -339,6 +339,15 @@ def test_refusals_say_what_to_do(consumer: Consumer) -> None:
         consumer.return_client("orders", 0, "x" * 256)
 
 
+@pytest.mark.parametrize("tags", ["paid", b"paid", "", [], [""], ["paid", ""]])
+def test_tags_are_a_list_since_a_pop_acks_what_has_none_of_them(job: MemoryJob, consumer: Consumer, tags: Any) -> None:
+    with pytest.raises(Invalid, match="tags"):
+        consumer.pop("orders", 0, tags=tags)
+    with pytest.raises(Invalid, match="tags"):
+        job.consumer("billing", topics=["orders"], tags=tags)
+    assert sent(job, Pop) == []
+
+
 def test_an_empty_queue_is_an_empty_result(consumer: Consumer) -> None:
     consumer.pop("orders", 0)
     result = consumer.pop("orders", 0)
