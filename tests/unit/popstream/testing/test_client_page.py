@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from popstream.wire.command import Ack, Dispatch
+
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = DOCS / "client.md"
 COOKBOOK = DOCS / "cookbook.md"
@@ -49,6 +51,21 @@ def test_the_example_of_a_task_runs_after_the_set_up(task: str) -> None:
     names: dict[str, Any] = {}
     exec(compile(TASK_SETUP + program, f"{COOKBOOK}: {task}", "exec"), names)  # noqa: S102
     names["job"].close()
+
+
+def test_the_example_of_asyncio_acks_a_message_after_its_copy_is_written() -> None:
+    (program,) = TASK_EXAMPLES["Use asyncio"]
+    names: dict[str, Any] = {}
+    exec(compile(TASK_SETUP + program, str(COOKBOOK), "exec"), names)  # noqa: S102
+    names["job"].close()
+    copied = acked = 0
+    for record in names["job"].records:
+        if isinstance(record, Dispatch) and record.topic == "served":
+            copied += sum(written.last - written.first + 1 for written in record.ranges)
+        elif isinstance(record, Ack):
+            acked += sum(last - first + 1 for entry in record.entries for first, last in entry.offsets)
+            assert acked <= copied
+    assert acked > 0
 
 
 def test_the_test_of_a_handler_passes(tmp_path: Path) -> None:
