@@ -13,6 +13,7 @@ from popstream.awaitable import in_thread
 from popstream.consumer import CLOSE_TIMEOUT_MS, Consumer
 from popstream.deadline import left_s
 from popstream.pop.coroutine_feed import CoroutineFeed
+from popstream.pop.handler_kind import WrongKind, ends_run, require_awaitable
 from popstream.pop.handler_pool import end_forked_child, log_after_settling, unsettled
 from popstream.shutdown import install_sigterm_handler
 from popstream.type_variables import Body
@@ -121,11 +122,12 @@ class AsyncConsumer(Generic[Body]):
 
         Raises:
             Refused: The job refuses pops of this group.
-            Invalid: The consumer has no topics, one does not exist, or `tasks` is less than 1.
+            Invalid: The consumer has no topics, one does not exist, `tasks` is less than 1, or what the handler has
+                returned cannot be awaited.
         """
 
         async def handle_one(messages: Sequence[Message[Body]]) -> None:
-            await handler(messages[0])
+            await require_awaitable(handler(messages[0]))
 
         await self._run(handle_one, set_size=1, tasks=tasks)
 
@@ -138,7 +140,11 @@ class AsyncConsumer(Generic[Body]):
             Refused: The job refuses pops of this group.
             Invalid: As of `run`, or `set_size` is less than 1.
         """
-        await self._run(handler, set_size=set_size, tasks=tasks)
+
+        async def handle_set(messages: Sequence[Message[Body]]) -> None:
+            await require_awaitable(handler(messages))
+
+        await self._run(handle_set, set_size=set_size, tasks=tasks)
 
     def stop(self) -> None:
         """Like `Consumer.stop`."""
@@ -216,11 +222,14 @@ class AsyncConsumer(Generic[Body]):
                 await handler(messages)
             except BaseException as error:
                 end_forked_child(process_id)
-                if left := unsettled(messages):
+                if not (left := unsettled(messages)):
+                    if isinstance(error, Exception):  # a cancellation is not about the messages
+                        log_after_settling(messages[0], error)
+                elif isinstance(error, WrongKind):
+                    feed.release(left)
+                else:
                     feed.fail(left, error)
-                elif isinstance(error, Exception):  # a cancellation is not about the messages
-                    log_after_settling(messages[0], error)
-                if not isinstance(error, Exception) and not _was_raised_within(error):
+                if ends_run(error) and not _was_raised_within(error):
                     raise
             else:
                 end_forked_child(process_id)

@@ -22,6 +22,7 @@ from popstream.outcome import Outcome
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of
 from popstream.pop.consumer_sources import ConsumerSources
+from popstream.pop.handler_kind import refuse_coroutine_function
 from popstream.pop.handler_pool import HandlerPool, each_message, in_one_process
 from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require
@@ -302,13 +303,14 @@ class Consumer(Generic[Body]):
         `Reject`.
 
         Args:
-            handler: Takes a message; its return value is ignored.
+            handler: Takes a message; its return value is ignored, but must not be a coroutine.
             workers: Number of threads. Messages of an orderly queue go to one thread at a time, in order.
 
         Raises:
             Refused: The job refuses pops of this group.
-            Invalid: The consumer has no topics, or one does not exist.
+            Invalid: The consumer has no topics, one does not exist, or the handler is one for `AsyncConsumer`.
         """
+        refuse_coroutine_function(handler)
         # A worker takes one message at a time, so that the others need not wait for it; those of an orderly pop do.
         set_size = POP_MESSAGES_MAX if self._options.order else 1
         subscription = self.subscribe()
@@ -327,6 +329,7 @@ class Consumer(Generic[Body]):
         Messages that the handler has settled stay settled. When it returns, the others are acked. When it raises, the
         first of the others is the failed one, and the later ones are released without a further attempt.
         """
+        refuse_coroutine_function(handler)
         handler = self._observers.around_sets(self, in_one_process(handler))
         self._run(self.subscribe(), handler, set_size, workers)
 

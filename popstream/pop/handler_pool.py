@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from popstream.deadline import left_s
 from popstream.message import MessageState
+from popstream.pop.handler_kind import WrongKind, ends_run, refuse_awaitable
 from popstream.retries import Reject
 from popstream.wire.base_errors import Invalid
 
@@ -111,11 +112,13 @@ class HandlerPool:
         try:
             self._handler(messages)
         except BaseException as error:
-            if left := unsettled(messages):
-                self._subscription.fail(left, error)
-            else:
+            if not (left := unsettled(messages)):
                 log_after_settling(messages[0], error)
-            if not isinstance(error, Exception):
+            elif isinstance(error, WrongKind):
+                self._subscription.release_with_rest(left)
+            else:
+                self._subscription.fail(left, error)
+            if ends_run(error):
                 raise
         else:
             if left := unsettled(messages):
@@ -152,7 +155,7 @@ def each_message(
             handler(message)
         except BaseException as error:
             if message.is_settled:  # the error is about none of those behind it
-                if not isinstance(error, Exception):
+                if ends_run(error):
                     release_all(behind)
                     raise
                 log_after_settling(message, error)
@@ -185,9 +188,10 @@ def in_one_process(handler: Callable[[Handled], object]) -> Callable[[Handled], 
 
     def call(handled: Handled) -> None:
         try:
-            handler(handled)
+            returned = handler(handled)
         finally:
             end_forked_child(process_id)
+        refuse_awaitable(returned)
 
     return call
 

@@ -53,11 +53,11 @@ def run_handler(
         is_late.set()
         consumer.stop()
 
-    def counted(message: Message[Body]) -> None:
+    def counted(message: Message[Body]) -> object:
         nonlocal called_count
         called_count += 1
         try:
-            handler(message)
+            return handler(message)
         finally:
             if called_count >= count:
                 consumer.stop()
