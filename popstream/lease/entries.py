@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELIVERY_OVER",
+    "RELEASED_COUNTED",
     "RELEASED_UNCOUNTED",
     "BatchFuture",
     "Change",
@@ -86,6 +87,8 @@ class Change(msgspec.Struct, frozen=True, gc=False):
             raise Invalid(message, subject="invisible_time_ms")
 
 
+RELEASED_COUNTED = Change(0, release="after")
+"""Release at once: for messages that were handed out."""
 RELEASED_UNCOUNTED = Change(0, suspend=True)
 """Release at once without counting the attempt: for messages that were not handed out."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from popstream.deadline import left_s
 from popstream.errors import AnswerTimeout
-from popstream.lease.entries import Change
+from popstream.lease.entries import RELEASED_COUNTED
 from popstream.lease.entry_sender import EntrySender
 from popstream.lease.held_messages import HeldMessages
 from popstream.lease.renewal import LeaseRenewer, RenewalPolicy
@@ -128,6 +128,8 @@ class Leases:
             AnswerTimeout: Some outcomes did not come in time.
         """
         try:
+            if release:
+                self.settlement.send_rest_again(self.held.leased(time.monotonic()))
             self.settlement.flush(left_s(deadline_s))
         except AnswerTimeout as error:
             LOG.warning("%s: %s; their units will be redelivered", self._client_id, error)
@@ -137,7 +139,7 @@ class Leases:
             # Before the acks are waited for: a queue that does not answer must not keep the others' messages.
             timeout_ms = int(left_s(deadline_s) * 1000)
             released = self._entries.change(
-                ((message, Change(0, release="after")) for message in held), keeps=False, timeout_ms=timeout_ms
+                ((message, RELEASED_COUNTED) for message in held), keeps=False, timeout_ms=timeout_ms
             )
             released.add_done_callback(partial(_log_released, self._client_id))
         self.held.clear()

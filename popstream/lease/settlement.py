@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from popstream.errors import AnswerTimeout
-from popstream.lease.entries import RELEASED_UNCOUNTED, BatchFuture, Change
+from popstream.lease.entries import RELEASED_COUNTED, RELEASED_UNCOUNTED, BatchFuture, Change
 from popstream.lease.entry_sender import EXPIRED_LOCALLY
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
@@ -133,16 +133,18 @@ class Settlement:
             return self._entries.change(zip(whole, labels, strict=True), keeps=keeps)
 
         def change_parts(call: _Call, parts: list[_Part]) -> None:
+            is_split = len({part.message.inner_index for part in parts}) < len(parts[0].unit.messages)
             for part in parts:
-                change_part(call, part, listed[part.index][1])
+                change_part(call, part, listed[part.index][1], is_split=is_split)
 
-        def change_part(call: _Call, part: _Part, change: Change) -> None:
+        def change_part(call: _Call, part: _Part, change: Change, *, is_split: bool) -> None:
             goes_back = not (keeps and change.invisible_time_ms)
             if id(part.unit) in call.units:
                 call.follow(call.units[id(part.unit)], [part.index])
             elif self._was_settled(call, part):
                 return
-            elif goes_back and self._resender is not None and (part.unit.is_begun or not change.suspend):
+            # A redelivery of the unit would take along those of its messages that are settled, or at work.
+            elif goes_back and self._resender is not None and (is_split or part.unit.is_begun or not change.suspend):
                 attempts = part.message.attempt - change.suspend
                 self._send_again(call, part, self._redelivery(attempts, change))
             else:
@@ -184,6 +186,15 @@ class Settlement:
         self.change(changes, keeps=False).add_done_callback(log)
         for reason, messages in rejected.items():
             self.reject(messages, reason or None).add_done_callback(log)
+
+    def send_rest_again(self, held: Iterable[Receipt]) -> None:
+        """Send again the unsettled messages of units with settled ones, which a redelivery of the unit would repeat."""
+        if self._resender is not None:
+            for receipt in held:
+                unit = receipt.carries if isinstance(receipt, Message) else None
+                if unit is not None and unit.is_begun:
+                    rest = [(message, RELEASED_COUNTED) for message in unit.messages if not message.is_settled]
+                    self.change(rest, keeps=False)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the messages that are sent again are written, and their units are settled.

@@ -545,6 +545,65 @@ def test_stopping_returns_a_unit_as_if_it_had_not_come(job: MemoryJob) -> None:
 
 
 @pytest.mark.usefixtures("unit")
+def test_stopping_sends_again_what_was_not_handed_out_of_a_unit_with_a_message_at_work(
+    job: MemoryJob, producer: Producer
+) -> None:
+    with job.consumer("g", topics=["orders"], resend_with=producer) as consumer:
+
+        def handle(message: Message) -> None:
+            assert message.value == b"0"
+            consumer.stop()
+            unit = message.unit
+            assert unit is not None
+            eventually(lambda: all(other.is_settled for other in unit.messages[1:]))
+            assert not message.is_settled
+
+        consumer.run(handle)
+    (ack,) = sent(job, Ack)
+    assert [entry.offsets for entry in ack.entries] == [[(0, 0)]]
+    with job.consumer("g") as consumer:
+        again = consumer.pop("orders", 0, max_messages=8).messages
+        assert [(one.value, one.attempt) for one in again] == [(b"plain", 1), (b"1", 1), (b"2", 1), (b"3", 1)]
+
+
+@pytest.mark.usefixtures("unit")
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_release_takes_along_no_message_of_a_unit_that_its_caller_has_kept(
+    job: MemoryJob, producer: Producer, count: int
+) -> None:
+    with job.consumer("g", resend_with=producer) as consumer:
+        messages = consumer.pop("orders", 0, max_messages=4).messages
+        assert all_applied(consumer.change_invisible(messages[:count], 0, suspend=True))
+        assert [message.is_settled for message in messages] == [True] * count + [False] * (4 - count)
+        assert all_applied(consumer.ack(messages[count:]))
+        consumer.flush()
+        assert len(sent(job, ChangeInvisible)) == (count == 4), "released as it was leased, by one operation"
+        again = consumer.pop("orders", 0, max_messages=8).messages
+        assert sorted(value or b"" for value in values(again)) == [*[b"0", b"1", b"2", b"3"][:count], b"plain"]
+        assert {one.attempt for one in again} == {1}
+
+
+@pytest.mark.usefixtures("unit")
+def test_closing_sends_again_what_is_not_settled_of_a_unit_that_was_begun(job: MemoryJob, producer: Producer) -> None:
+    with job.consumer("g", resend_with=producer) as consumer:
+        messages = consumer.pop("orders", 0, max_messages=4).messages
+        assert all_applied(consumer.ack(messages[:2]))
+    with job.consumer("g") as consumer:
+        again = consumer.pop("orders", 0, max_messages=8).messages
+        assert [(one.value, one.attempt) for one in again] == [(b"plain", 1), (b"2", 2), (b"3", 2)]
+
+
+@pytest.mark.usefixtures("unit")
+def test_closing_after_a_break_delivers_no_message_twice(job: MemoryJob, producer: Producer) -> None:
+    with job.consumer("g", topics=["orders"], resend_with=producer) as consumer:
+        assert next(iter(consumer)).value == b"0"
+    with job.consumer("g") as consumer:
+        again = consumer.pop("orders", 0, max_messages=8).messages
+        assert sorted(value or b"" for value in values(again)) == [b"0", b"1", b"2", b"3", b"plain"]
+        assert {one.value: one.attempt for one in again}[b"0"] == 2
+
+
+@pytest.mark.usefixtures("unit")
 def test_in_order_nothing_is_handed_out_behind_a_unit_that_was_lost(job: MemoryJob) -> None:
     with job.consumer("g", topics=["orders"], order=True) as consumer:
         subscription = consumer.subscribe()
