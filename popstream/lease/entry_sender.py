@@ -176,7 +176,7 @@ class EntrySender:
             MessageState.RELEASED,
         )
         good = self._without_expired(requests)
-        if keeps:
+        if keeps and not is_renewal:  # what is renewed is held, unless it was settled meanwhile
             self._keep(good)
         extends = keeps and all(request.label.invisible_time_ms for request in good)
         self._send_now(_EXTEND if extends else _RELEASE, good, timeout_ms)

@@ -14,7 +14,7 @@ import msgspec
 
 from popstream.errors import AnswerTimeout
 from popstream.lease.entries import DELIVERY_OVER, Change
-from popstream.message import MessageState
+from popstream.message import Message, MessageState
 from popstream.outcome import queue_of
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
@@ -227,21 +227,35 @@ class LeaseRenewer:
     def _renew(self, due: list[HeldMessage]) -> None:
         by_queue: defaultdict[QueueName, list[HeldMessage]] = defaultdict(list)
         for holding in due:
-            holding.is_renewing = True
             by_queue[queue_of(holding.receipt)].append(holding)
         # One call for each queue: a queue that does not answer delays no other.
         for holdings in by_queue.values():
-            future = self._entries.change(
-                (
-                    (
-                        holding.receipt,
-                        Change(self._policy.invisible_time_ms(holding.renew_count, holding.first_lease_ms)),
-                    )
-                    for holding in holdings
-                ),
-                is_renewal=True,
-            )
-            future.add_done_callback(partial(self._on_renewed, holdings))
+            self._renew_queue(holdings)
+
+    def _renew_queue(self, due: list[HeldMessage]) -> None:
+        """Renew the leases of a queue, but for those that were settled since the check: calls before may have waited.
+
+        A message that was released has a new handle by now, with which it could be leased again.
+        """
+        at_work: list[HeldMessage] = []
+        for holding in due:
+            holding.is_renewing = True  # before the look: what is asked for after it is sent again if need be
+            if self._is_at_work(holding):
+                at_work.append(holding)
+            else:
+                holding.is_renewing = False
+        changes = [
+            (holding.receipt, Change(self._policy.invisible_time_ms(holding.renew_count, holding.first_lease_ms)))
+            for holding in at_work
+        ]
+        future = self._entries.change(changes, is_renewal=True)
+        future.add_done_callback(partial(self._on_renewed, at_work))
+
+    def _is_at_work(self, holding: HeldMessage) -> bool:
+        """Tell whether a message is held, and does not only wait for its ack to be sent."""
+        receipt = holding.receipt
+        is_settled = isinstance(receipt, Message) and receipt.is_settled
+        return self._held.find(receipt) is holding and not is_settled
 
     def _on_renewed(self, due: list[HeldMessage], future: OutcomesFuture) -> None:
         error = future.exception()

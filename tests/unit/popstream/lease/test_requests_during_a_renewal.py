@@ -6,13 +6,19 @@ Method: the kernel in memory decides the renewal, and its answer is held back me
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-from popstream import Message, Reason, RenewalPolicy
+from popstream import Message, Outcome, Reason, RenewalPolicy
+from popstream.awaitable import AwaitableFuture
 from popstream.consumer import Consumer
+from popstream.message import MessageState
+from popstream.wire.answer import Answer
 from popstream.wire.base_errors import Invalid
-from popstream.wire.command import ChangeInvisible
+from popstream.wire.command import ChangeInvisible, Command
 from tests.support.held_back_job import HeldBackJob
 from tests.support.threads import eventually
 
@@ -107,6 +113,54 @@ def test_a_release_is_sent_although_the_lease_that_is_known_has_ended(job: HeldB
         job.deliver()
         assert released.result(60).reason is Reason.OK
         assert available(job) == [2]
+
+
+def settle_between(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch, settle: Callable[[Message], AwaitableFuture[Outcome] | None]
+) -> Message:
+    """Settle a message after a check has found that its lease is due, and before it is renewed, after another queue."""
+    consumer.pop("orders", 0, invisible_time_ms=LEASE_MS, renew=True)
+    (message,) = consumer.pop("orders", 1, invisible_time_ms=LEASE_MS, renew=True).messages
+    submit = consumer._transport.submit
+    settled = []
+
+    def submit_slowly(command: Command, **options: Any) -> Future[Answer]:
+        if isinstance(command, ChangeInvisible) and command.queue_id == 0:
+            outcome = settle(message)
+            settled.append(outcome is None or outcome.result(60).applied)
+        return submit(command, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer._transport, "submit", submit_slowly)
+        consumer._leases.renew_due()
+    consumer.flush()
+    assert settled == [True]
+    return message
+
+
+@pytest.mark.parametrize("settle", [Message.ack, Message.reject, lambda message: message.release(5)])
+def test_what_was_settled_since_the_check_is_neither_renewed_nor_held(
+    job: HeldBackJob, monkeypatch: pytest.MonkeyPatch, settle: Callable[[Message], AwaitableFuture[Outcome]]
+) -> None:
+    job.write("orders", 1, [b"y"])
+    with job.consumer("billing", renewal=BY_HAND) as consumer:
+        message = settle_between(consumer, monkeypatch, settle)
+        is_released = message.state is MessageState.RELEASED
+        changes = [record for record in job.records if isinstance(record, ChangeInvisible) and record.queue_id == 1]
+        assert len(changes) == is_released
+        assert consumer.held_count == 1
+        job.advance(5_000)
+        with job.consumer("billing") as other:
+            assert [again.attempt for again in other.pop("orders", 1)] == [2] * is_released
+
+
+def test_what_waits_for_its_ack_to_be_sent_is_not_renewed(job: HeldBackJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.write("orders", 1, [b"y"])
+    with job.consumer("billing", renewal=BY_HAND, ack_delay_ms=10**6) as consumer:
+        settle_between(consumer, monkeypatch, lambda message: consumer._leases.settlement.finish([message]))
+        changes = [record for record in job.records if isinstance(record, ChangeInvisible)]
+        assert [change.queue_id for change in changes] == [0]
+        assert consumer.held_count == 1
 
 
 @pytest.mark.parametrize("seconds", [-1, 50_000])
