@@ -512,8 +512,8 @@ class Consumer(Generic[Body]):
     def return_client(self, topic: str, queue_id: int, client_id: str | None = None) -> list[tuple[int, int]]:
         """Release all messages of a queue that a client of this group holds, and cancel its parked pops.
 
-        Messages that this consumer holds of the queue are settled by it, unless it raises; meanwhile they are not
-        renewed.
+        Messages that this consumer holds of the queue are settled by it, unless it raises, and so are those whose pop
+        was decided before it and is answered later; meanwhile they are not renewed.
 
         Args:
             topic: Message topic.
@@ -532,10 +532,13 @@ class Consumer(Generic[Body]):
         command = ReturnClient(
             v=1, topic=topic, queue_id=queue_id, group=self.group, client_id=client_id or self.client_id
         )
-        # A renewal would lease them again: until its next delivery a message has a valid handle.
-        is_own = command.client_id == self.client_id
-        with self._leases.returning((topic, queue_id)) if is_own else contextlib.nullcontext():
+        if command.client_id != self.client_id:
             return require(self.request(command), {Reason.OK}).released
+        # A renewal would lease them again: until its next delivery a message has a valid handle.
+        with self._pops.returning((topic, queue_id)) as returned:
+            answer = require(self.request(command), {Reason.OK})
+            returned(answer)
+        return answer.released
 
     def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
         """Send any operation and return its answer, whatever its reason.

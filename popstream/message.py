@@ -195,7 +195,8 @@ class PopResult(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
     """The messages of a pop; iterate over it, or take its length.
 
     `reason` is OK when messages were leased, otherwise NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL, QUOTA_EXCEEDED or
-    CANCELLED. An OK result is empty when the records of all leased messages have been deleted from the topic.
+    CANCELLED. An OK result is empty when the records of all leased messages have been deleted from the topic, and when
+    `return_client` has released them meanwhile.
 
     Attributes:
         gone_count: Leased offsets without a readable record; they were acked or rejected.

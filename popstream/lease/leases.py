@@ -14,16 +14,19 @@ from popstream.lease.entry_sender import EntrySender
 from popstream.lease.held_messages import HeldMessages
 from popstream.lease.renewal import LeaseRenewer, RenewalPolicy
 from popstream.lease.settlement import Settlement
+from popstream.message import MessageState
 from popstream.observer import Observers
 from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.retry_rules import RetryRules
     from popstream.lease.settlement import Resender
+    from popstream.message import Message
 
 __all__ = ["Leases"]
 
@@ -98,6 +101,10 @@ class Leases:
     def returning(self, queue: QueueName) -> AbstractContextManager[None]:
         """Hold no message of a queue any more when the block has released them all; it raises when it has not."""
         return self._renewer.returning(queue)
+
+    def let_go(self, messages: Sequence[Message]) -> None:
+        """Hold messages no longer, because the job has released them."""
+        self._entries.let_go(messages, MessageState.RELEASED)
 
     def send_waiting_acks(self) -> None:
         """Send the acks that wait for others: the next operation was asked for after them."""

@@ -61,7 +61,7 @@ class PopCalls:
             with_messages = [answer for answer in known if answer.messages]
             answer_shown = with_messages[0] if with_messages else require(known[-1], POP_RESULTS)
             leased = [call.lease(answer, is_renewed=is_renewed) for answer in with_messages]
-            filled, failure = self._fill_all(leased, is_orderly=command.order)
+            filled, failure = self._fill_all([*filter(None, leased)], is_orderly=command.order)
             if is_renewed:
                 # Other leases simply expire: their messages may be with another thread by then.
                 self._held.own((message for part in filled for message in part.messages), threading.current_thread())

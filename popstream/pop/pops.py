@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,18 +20,20 @@ from popstream.errors import ClientClosed
 from popstream.exchange.transport import new_op_id
 from popstream.message import Message
 from popstream.outcome import ReceiptHandle
+from popstream.pop.own_returns import OwnReturns
 from popstream.wire.command import Cancel, ReturnClient
 from popstream.wire.queue_name import QueueName
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
 
     from popstream.exchange.transport import Transport
     from popstream.lease.leases import Leases
     from popstream.lease.retry_rules import RetryRules
     from popstream.message import Settler
+    from popstream.pop.own_returns import OwnReturn
     from popstream.pop.record_filler import RecordFiller
     from popstream.wire.answer import Answer
     from popstream.wire.command import Pop
@@ -86,6 +90,7 @@ class Pops:
         self._retries = retries
         self._releases_earlier_of = releases_earlier_of
         self._returned: set[QueueName] = set()
+        self._own_returns = OwnReturns()
         self._changed = threading.Condition()
         self._in_flight: dict[str, QueueName] = {}
         self._is_closing = False
@@ -104,7 +109,9 @@ class Pops:
             if self._releases_earlier_of is not None and queue not in self._returned:
                 group, client_id = self._releases_earlier_of
                 returned = ReturnClient(v=1, topic=queue[0], queue_id=queue[1], group=group, client_id=client_id)
-                self._transport.submit(returned).add_done_callback(self._on_returned)
+                answered = self._transport.submit(returned)
+                own = self._own_returns.begin(queue, sent_before=frozenset())
+                answered.add_done_callback(partial(self._on_returned, own))
                 self._returned.add(queue)
             declaring = self._retries.declared_by(msgspec.structs.replace(command, op_id=op_id))
             answered = self._transport.submit(declaring, timeout_ms=timeout_ms)
@@ -140,8 +147,27 @@ class Pops:
         with self._changed:
             self._changed.wait_for(lambda: not self._in_flight, timeout_s)
 
+    @contextmanager
+    def returning(self, queue: QueueName) -> Iterator[Callable[[Answer], None]]:
+        """Renew and hold no lease of a queue any more that the block releases, nor what pops before it bring later.
+
+        The block calls what this returns with the answer; when it raises, the leases are held as before.
+        """
+        with self._changed:
+            sent_before = frozenset(op_id for op_id, other in self._in_flight.items() if other == queue)
+        own = self._own_returns.begin(queue, sent_before=sent_before)
+        answers: list[Answer] = []
+        try:
+            with self._leases.returning(queue):
+                yield answers.append
+        finally:
+            self._end_return(own, answers[0] if answers else None)
+
     def lease(self, answer: Answer, *, is_renewed: bool) -> list[Message]:
-        """Return the messages that an answer leases, without their records; they are held from now on."""
+        """Return the messages that an answer leases, without their records; they are held from now on.
+
+        None are returned if they were released since (`returning`).
+        """
         if not answer.messages:
             return []
         handle = ReceiptHandle(answer.handle or "")
@@ -163,14 +189,30 @@ class Pops:
             for queue_offset in range(leased.first, leased.last + 1)
         ]
         until_s = self._transport.broker_clock.local_s(next_visible_time_ms)
-        self._leases.held.hold(
-            messages, until_s, time.monotonic(), first_lease_ms=first_lease_ms, is_renewed=is_renewed
+        hold = partial(
+            self._leases.held.hold,
+            messages,
+            until_s,
+            time.monotonic(),
+            first_lease_ms=first_lease_ms,
+            is_renewed=is_renewed,
         )
+        if not self._own_returns.hold(answer.op_id, messages, hold):
+            queue = (answer.topic, answer.queue_id)
+            LOG.info("%d messages of %s/%d were released before their pop was answered", len(messages), *queue)
+            return []
         self._leases.observers.popped(self._leases.group, answer.topic, len(messages))
         return messages
 
-    def _on_returned(self, answered: Future[Answer]) -> None:
+    def _end_return(self, own: OwnReturn, answer: Answer | None) -> None:
+        decided_ms = answer.now_ms if answer is not None and answer.reason is Reason.OK else None
+        if released := self._own_returns.end(own, decided_ms):
+            self._leases.let_go(released)
+
+    def _on_returned(self, own: OwnReturn, answered: Future[Answer]) -> None:
         error = answered.exception()
+        # If it was sent again, after pops, it has released what these leased.
+        self._end_return(own, None if error is not None else answered.result())
         if error is not None:
             LOG.warning("could not release the messages that an earlier process held: %s", error)
         elif answered.result().reason is Reason.NO_PERMISSION:

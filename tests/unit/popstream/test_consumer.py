@@ -33,10 +33,12 @@ from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Fetched, Payload
 from popstream.pop import pop_any_queue
 from popstream.pop.consumer_sources import ConsumerSources
+from popstream.testing._memory_link import MemoryLink
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.answer import Answer
 from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject, ReturnClient
 from popstream.wire.reason import Reason, code_of
+from tests.support.held_back_job import HeldBackJob
 from tests.support.threads import eventually, in_thread, leaves_no_thread
 
 
@@ -405,6 +407,48 @@ def test_what_a_consumer_gives_back_of_itself_is_not_renewed_any_more(job: Memor
         consumer._leases.renew_due()
         assert [change.queue_id for change in sent(job, ChangeInvisible)[renewals:]] == [1]
         assert [message.queue_offset for message in other.pop("orders", 0, max_messages=4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("comes_last", [False, True])
+def test_what_pops_before_it_have_leased_is_given_back_as_well(*, comes_last: bool) -> None:
+    """The answer of a pop is on its way when the client gives back, and comes before or after that of the release."""
+    job = HeldBackJob()
+    job.write("orders", 0, [b"x"] * 10)
+    with job.consumer("billing", client_id="c1") as consumer:
+        job.holds_back = True
+        popped, returned = Future[PopResult](), Future[list[tuple[int, int]]]()
+        popping = in_thread(lambda: popped.set_result(consumer.pop("orders", 0, max_messages=4)))
+        eventually(lambda: bool(sent(job, Pop)))
+        returning = in_thread(lambda: returned.set_result(consumer.return_client("orders", 0)))
+        eventually(lambda: bool(sent(job, ReturnClient)))
+        if comes_last:
+            own = next(place for place, (_, frame) in enumerate(job._waiting) if b'"pop"' in frame)
+            job._waiting.append(job._waiting.pop(own))
+        job.deliver()
+        assert returned.result(60) == [(0, 3)]
+        messages = popped.result(60).messages
+        eventually(lambda: consumer.held_count == 0)
+        assert all(message.is_settled for message in messages)
+        again = consumer.pop("orders", 0, max_messages=4)
+        assert [(message.queue_offset, message.attempt) for message in again] == [(offset, 2) for offset in range(4)]
+        assert consumer.held_count == 4, "in the same millisecond, but later"
+        popping.join(60)
+        returning.join(60)
+
+
+def test_what_was_leased_before_a_late_release_of_earlier_leases_is_not_held(job: MemoryJob) -> None:
+    """The record of the release was not written at first, that of the pop behind it was."""
+    with job.consumer("billing", client_id="c1", release_earlier_leases=True) as consumer:
+        link = consumer._transport._link
+        assert isinstance(link, MemoryLink)
+        link.failures.append(TimeoutError("Kafka is away"))
+        messages = consumer.pop("orders", 0, max_messages=4).messages
+        assert sent(job, ReturnClient) == []
+        job.advance(1)
+        eventually(lambda: bool(sent(job, ReturnClient)))
+        eventually(lambda: consumer.held_count == 0)
+        assert all(message.is_settled for message in messages)
+        assert len(consumer.pop("orders", 0, max_messages=4)) == consumer.held_count == 4
 
 
 def test_what_a_consumer_may_not_give_back_of_itself_is_held_and_renewed_as_before(
