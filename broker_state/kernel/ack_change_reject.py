@@ -12,7 +12,7 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.concurrent_lane import decide_concurrently
 from broker_state.kernel.lanes.entry_claim import Claim, Piece, RunOutcome
 from broker_state.kernel.lanes.orderly_lane import decide_in_order
-from broker_state.kernel.lanes.skip_catch_up import catch_up, enter
+from broker_state.kernel.lanes.skip_catch_up import begin_on_lane, catch_up
 from broker_state.kernel.lone_ack import decide_lone_ack
 from broker_state.kernel.validation import is_of_lite_topic, is_range
 from broker_state.store.facts import Delivery
@@ -231,7 +231,7 @@ class _Request:
         if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) != bool(lane.record.orderly):
             return Reason.WRONG_MODE
         if group not in self.lanes:
-            enter(op, lane)
+            begin_on_lane(op, lane)
             if lane.record.orderly:
                 op.runs_met += 5 * lane.order_info.head.member_count >> 2
             self.lanes[group] = lane

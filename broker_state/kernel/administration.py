@@ -6,7 +6,7 @@ from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
 from broker_state.kernel.context.queue_state import QueueState, erase_queue, new_queue
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.orderly_lane import acked_within
-from broker_state.kernel.lanes.skip_catch_up import catch_up, enter
+from broker_state.kernel.lanes.skip_catch_up import begin_on_lane, catch_up
 from broker_state.kernel.parked_pops import answer_all_parked
 from broker_state.kernel.quotas import (
     count_new_lane,
@@ -144,7 +144,7 @@ def decide_policy(op: OpContext, command: Policy) -> None:
         if changes_mode and (lane.acked.floor < record.next_offset or record.parked):
             op.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
             return
-        enter(op, lane)
+        begin_on_lane(op, lane)
         if changes_mode:
             lane.begin_era()
             record.orderly = command.orderly
@@ -175,7 +175,7 @@ def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
         return
     count_reset(op)
     lane = known or _make_lane(op, command.group)
-    enter(op, lane)
+    begin_on_lane(op, lane)
     record = lane.record
     if target > lane.acked.floor:
         record.skipped_by_reset += _not_done(lane, target)

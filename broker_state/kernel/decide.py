@@ -16,16 +16,16 @@ from broker_state.kernel.administration import (
     decide_reset_offset,
     declare,
 )
+from broker_state.kernel.cancel_return_client import decide_cancel, decide_return_client
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext, refuse_without_queue
 from broker_state.kernel.context.queue_state import QueueState, load_queue
 from broker_state.kernel.dispatch import decide_dispatch
-from broker_state.kernel.end_of_record import close
+from broker_state.kernel.end_of_record import finish_record
 from broker_state.kernel.expiry import expire_due
-from broker_state.kernel.give_back import decide_cancel, decide_return_client
 from broker_state.kernel.lanes.skip_catch_up import catch_up
-from broker_state.kernel.parked_pops import serve, touch_waiting_lanes
+from broker_state.kernel.parked_pops import serve_parked, touch_waiting_lanes
 from broker_state.kernel.pop import decide_pop, serve_new
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.keys import op_key
@@ -94,7 +94,7 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
     else:
         waiting = _decide_command(op, is_new=is_new)
         _grant(op, waiting)
-    close(op)
+    finish_record(op)
     return op.queue
 
 
@@ -161,7 +161,7 @@ def _grant(op: OpContext, waiting: LaneState | None) -> None:
     touch_waiting_lanes(op)
     for lane, _ in op.touched():
         if catch_up(op, lane) and lane.record.parked:
-            serve(op, lane)
+            serve_parked(op, lane)
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:

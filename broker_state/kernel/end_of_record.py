@@ -4,10 +4,10 @@ from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from popstream.wire.notification import Notification
 
-__all__ = ["close"]
+__all__ = ["finish_record"]
 
 
-def close(op: OpContext) -> None:
+def finish_record(op: OpContext) -> None:
     """Finish a record that is decided: write the rows of its queue and lanes, and notify their consumers."""
     queue = op.queue
     queue.touch()

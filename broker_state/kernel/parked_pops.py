@@ -17,8 +17,8 @@ __all__ = [
     "answer_all_parked",
     "answer_granted",
     "dismiss",
-    "give",
-    "serve",
+    "grant_pop",
+    "serve_parked",
     "touch_waiting_lanes",
 ]
 
@@ -57,7 +57,7 @@ def touch_waiting_lanes(op: OpContext) -> None:
     queue.go_on(op.now_ms + PAUSE_MS if record.serving_next else 0)
 
 
-def serve(op: OpContext, lane: LaneState) -> None:
+def serve_parked(op: OpContext, lane: LaneState) -> None:
     """Step 3 for one lane: serve the parked pops in the order they came, while the lane is poppable.
 
     When there are too many for one record, in this lane or in those before it, the lane pauses before the next.
@@ -70,15 +70,15 @@ def serve(op: OpContext, lane: LaneState) -> None:
             return
         if place:  # the first was paid for when the lane was touched
             op.work_left -= _SERVE_COST
-        granted = give(op, lane, pop, pop.tags)
+        granted = grant_pop(op, lane, pop, pop.tags)
         if granted is not None:
             op.grants_left -= sum(1 + (leased.last - leased.first >> _MESSAGES_SHIFT) for leased in granted[2])
             lane.unpark(pop)
             _store_answer(op, pop, answer_granted(op, lane, granted, pop))
 
 
-def give(op: OpContext, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int, ...] | None) -> Granted | None:
-    """Give a pop the messages that it can get now; None if there are none for it."""
+def grant_pop(op: OpContext, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int, ...] | None) -> Granted | None:
+    """Grant a pop the messages that it can get now; None if there are none for it."""
     if lane.record.orderly:
         return grant_in_order(
             op,

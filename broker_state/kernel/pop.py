@@ -3,8 +3,8 @@
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.orderly_lane import is_same_attempt
-from broker_state.kernel.lanes.skip_catch_up import enter
-from broker_state.kernel.parked_pops import answer_granted, give
+from broker_state.kernel.lanes.skip_catch_up import begin_on_lane
+from broker_state.kernel.parked_pops import answer_granted, grant_pop
 from broker_state.kernel.quotas import count_new_lane, count_pop, exceeded_by_parking, exceeded_by_pop, is_refused
 from broker_state.store.state_records import DeclaredRetries, ParkedPop
 from popstream.wire.command import Pop
@@ -30,7 +30,7 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
     lane.record.orderly = command.order
     if command.max_attempts is not None or command.back_off_ms is not None:
         _declare_retries(lane, command.max_attempts or 0, tuple(command.back_off_ms or ()))
-    enter(op, lane)
+    begin_on_lane(op, lane)
     return lane
 
 
@@ -47,7 +47,7 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     granted = None
     is_again = record.orderly and is_same_attempt(lane.order_info, command.attempt_id) and not record.paused_until_ms
     if lane.is_poppable or is_again:
-        granted = give(op, lane, command, tags)
+        granted = grant_pop(op, lane, command, tags)
     if granted is not None:
         answer_granted(op, lane, granted, None)
         return None

@@ -326,7 +326,7 @@ MUTANTS = [
     Mutant(
         "cancel_counts_an_attempt",
         "semantics.md, cancel: what is taken back counts as not delivered",
-        "kernel/give_back.py",
+        "kernel/cancel_return_client.py",
         'release(op, lane, first, end, delivery, "cancel", counted=False)',
         'release(op, lane, first, end, delivery, "cancel", counted=True)',
     ),
@@ -426,7 +426,7 @@ MUTANTS = [
         "parked_pop_never_served",
         "semantics.md, grant: parked pops are served as soon as there is something",
         "kernel/decide.py",
-        "        if catch_up(op, lane) and lane.record.parked:\n            serve(op, lane)\n",
+        "        if catch_up(op, lane) and lane.record.parked:\n            serve_parked(op, lane)\n",
         "        catch_up(op, lane)\n",
     ),
     Mutant(
@@ -434,7 +434,7 @@ MUTANTS = [
         "semantics.md, grant: the record's own pop comes last",
         "kernel/decide.py",
         """        if catch_up(op, lane) and lane.record.parked:
-            serve(op, lane)
+            serve_parked(op, lane)
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
@@ -445,7 +445,7 @@ MUTANTS = [
             if op.op_id is not None:
                 op_window.store(op, op.op_id, parked=parked.number if parked else 0)
         if catch_up(op, lane) and lane.record.parked:
-            serve(op, lane)
+            serve_parked(op, lane)
 """,
     ),
     Mutant(
@@ -661,7 +661,7 @@ MUTANTS = [
     Mutant(
         "rest_of_a_client_not_released",
         "semantics.md, return_client: later records release what was too much for one",
-        "kernel/give_back.py",
+        "kernel/cancel_return_client.py",
         "        lane.set_returning([*clients, client])\n",
         "",
     ),

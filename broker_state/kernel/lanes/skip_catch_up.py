@@ -10,7 +10,7 @@ from broker_state.store.facts import DeliveryState
 from broker_state.store.pages import windows
 from broker_state.store.segment import SEGMENT_SHIFT
 
-__all__ = ["catch_up", "enter"]
+__all__ = ["begin_on_lane", "catch_up"]
 
 _LEASED = DeliveryState.LEASED
 _SKIP_COST, _PAGE_COST, _MEMBER_PAGE_COST = 3, 3, 4
@@ -18,7 +18,7 @@ _SKIP_COST, _PAGE_COST, _MEMBER_PAGE_COST = 3, 3, 4
 page of members of an orderly lane."""
 
 
-def enter(op: OpContext, lane: LaneState) -> None:
+def begin_on_lane(op: OpContext, lane: LaneState) -> None:
     """Begin an operation on the lane: touch it, and bring it up to date with its queue, as far as one record may."""
     op.touch(lane)
     catch_up(op, lane)

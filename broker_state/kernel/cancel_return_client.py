@@ -1,10 +1,10 @@
-"""cancel and return_client: what a client takes back or gives back as a whole."""
+"""cancel and return_client: one pop is taken back, or everything that a client holds is released."""
 
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.lease_end import release, release_client
 from broker_state.kernel.lanes.orderly_lane import release_members
-from broker_state.kernel.lanes.skip_catch_up import enter
+from broker_state.kernel.lanes.skip_catch_up import begin_on_lane
 from broker_state.kernel.op_window import answered_pop, find
 from broker_state.kernel.parked_pops import answer_all_parked, dismiss
 from broker_state.store.facts import DeliveryState, client_hash
@@ -37,7 +37,7 @@ def decide_cancel(op: OpContext, command: Cancel) -> None:
     released: list[Span] = []
     applied = False
     if lane is not None:
-        enter(op, lane)
+        begin_on_lane(op, lane)
         if entry.parked:
             pop = lane.parked(entry.parked)
             assert pop is not None, "a parked pop has an entry"
@@ -80,7 +80,7 @@ def decide_return_client(op: OpContext, command: ReturnClient) -> None:
     released: list[Span] = []
     applied = False
     if lane is not None:
-        enter(op, lane)
+        begin_on_lane(op, lane)
         applied = answer_all_parked(op, lane, Reason.CANCELLED, command.client_id)
         client = client_hash(command.client_id)
         if lane.record.orderly and lane.order_info.head.client == client:
