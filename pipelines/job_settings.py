@@ -122,7 +122,7 @@ class JobSettings(BaseSettings):
         default=32,
         description="partitions of the results topic; more: each client reads fewer answers of others",
     )
-    records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
+    records_per_micro_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         default=20_000,
         description=(
             "maximum number of records of a micro-batch, on a cluster for each of up to four cores; more: faster"
@@ -140,8 +140,8 @@ class JobSettings(BaseSettings):
         default_factory=dict,
         description="queue type by topic: simple, batch or sparse; by default sparse for compacted topics, else simple",
     )
-    build_records_per_batch_max: Annotated[int, Field(ge=100, le=5_000_000)] = Field(
-        default=400_000, description="like records_per_batch_max, for the query that builds consume queues"
+    build_records_per_micro_batch_max: Annotated[int, Field(ge=100, le=5_000_000)] = Field(
+        default=400_000, description="like records_per_micro_batch_max, for the query that builds consume queues"
     )
     build_records_per_task_max: Annotated[int, Field(ge=100, le=5_000_000)] = Field(
         default=50_000, description="records of a message topic that one task reads; fewer: more parallel tasks"

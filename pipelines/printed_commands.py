@@ -30,7 +30,7 @@ _RUN_JOB: Final = {
     "--ops-partitions": "ops_partitions",
     "--results-partitions": "results_partitions",
     "--message-topics": "message_topics",
-    "--records-per-batch-max": "records_per_batch_max",
+    "--records-per-micro-batch-max": "records_per_micro_batch_max",
     "--flush-interval": "flush_interval_s",
     "--driver-memory": "driver_memory",
     "--metrics-port": "metrics_port",

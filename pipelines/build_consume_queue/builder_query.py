@@ -111,7 +111,7 @@ class BuilderQuery:
             "includeHeaders": "true",
             # Records that retention removed are holes, not a failure.
             "failOnDataLoss": "false",
-            "maxOffsetsPerTrigger": str(settings.build_records_per_batch_max),
+            "maxOffsetsPerTrigger": str(settings.build_records_per_micro_batch_max),
         }
         if records_per_task_max is not None:
             # Parallel tasks for large micro-batches only; minPartitions would split small ones, too.

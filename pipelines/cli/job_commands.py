@@ -38,7 +38,9 @@ def up(
     message_topics: Annotated[
         str | None, typer.Option(help=meaning("message_topics"), metavar="NAME,...", show_default=False)
     ] = None,
-    records_per_batch_max: Annotated[int | None, typer.Option(help=meaning("records_per_batch_max"))] = None,
+    records_per_micro_batch_max: Annotated[
+        int | None, typer.Option(help=meaning("records_per_micro_batch_max"))
+    ] = None,
     flush_interval: Annotated[
         Duration | None,
         duration_option(meaning("flush_interval_s")),
@@ -84,7 +86,7 @@ def up(
         ops_partitions=ops_partitions,
         results_partitions=results_partitions,
         message_topics=message_topics,
-        records_per_batch_max=records_per_batch_max,
+        records_per_micro_batch_max=records_per_micro_batch_max,
         flush_interval_s=None if flush_interval is None else flush_interval / 1000,
         driver_memory=driver_memory,
         metrics_port=metrics_port,

@@ -244,7 +244,7 @@ class ClusterJob:
                 prefix=self.settings.topic_prefix,
                 audit_partitions=identity.audit_partitions or internal[self.internal.audit].partition_count,
                 state_epoch=identity.state_epoch,
-                records_per_batch_max=self.settings.records_per_batch_max * cores,
+                records_per_micro_batch_max=self.settings.records_per_micro_batch_max * cores,
                 tasks=self.cluster.tasks,
                 checkpoint=deciding,
                 beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),

@@ -382,7 +382,7 @@ class Job:
         settings = self.settings
         self.ticker = Ticker(self._send_tick, self.fail)
         self._source = OpsSource(
-            self._spark, source_options(self.connection), self.topics.ops, settings.records_per_batch_max
+            self._spark, source_options(self.connection), self.topics.ops, settings.records_per_micro_batch_max
         )
         signer = Signer.of(settings.handle_ring)
         verifier = OperationVerifier.of(settings.admin_ring, self.topics.ops)
@@ -566,7 +566,7 @@ class Job:
         self.metrics.show_owner(OwnerView.of(self.settings.topic_prefix, self._prefix.owner))
 
     def _after_micro_batch(self, report: MicroBatchReport) -> None:
-        behind = report.records >= self.settings.records_per_batch_max
+        behind = report.records >= self.settings.records_per_micro_batch_max
         if self.applied.apply_seq and not self._stored_epoch:
             self._stored_epoch = self.applied.state_epoch
             self._show_owner()

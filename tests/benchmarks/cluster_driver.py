@@ -69,7 +69,7 @@ def main() -> None:
     settings = JobSettings(
         folder=options.folder,
         topic_prefix=options.prefix,
-        records_per_batch_max=options.records_per_batch // min(options.executors, CORES_COUNTED_MAX),
+        records_per_micro_batch_max=options.records_per_batch // min(options.executors, CORES_COUNTED_MAX),
     )
     cluster = ClusterSettings(
         checkpoint=str(options.folder / "state"), tables=str(options.folder / "tables"), tasks=options.executors

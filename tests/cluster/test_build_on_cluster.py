@@ -87,7 +87,7 @@ class Lab:
             ops_partitions=2,
             results_partitions=4,
             flush_interval_s=3,
-            build_records_per_batch_max=200,
+            build_records_per_micro_batch_max=200,
             admin_keys={"builder": KeySetting(secret=SecretStr("x" * 32))},
             admin_key_active="builder",
         )

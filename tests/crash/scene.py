@@ -98,7 +98,7 @@ class Scene:
             "results_partitions": 2,
             "flush_interval_s": 1.0,
         }
-        self.settings = {**self._common, "folder": str(self.folder), "records_per_batch_max": 100}
+        self.settings = {**self._common, "folder": str(self.folder), "records_per_micro_batch_max": 100}
         ensure_topics(
             KafkaConnection(servers), self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=2)
         )
@@ -119,7 +119,9 @@ class Scene:
         with KafkaAdminClient(bootstrap_servers=self.servers) as admin:
             admin.delete_records({TopicPartition(self.topics.dead_letters, at): end for at, end in letters_end.items()})
         fresh = self._root / "fresh"
-        self._run_to_the_end({**self._common, "folder": str(fresh), "records_per_batch_max": 1_000, "ticks": False})
+        self._run_to_the_end(
+            {**self._common, "folder": str(fresh), "records_per_micro_batch_max": 1_000, "ticks": False}
+        )
         assert applied_of(self.folder / "state").next_offset == log_end == applied_of(fresh / "state").next_offset
         assert families_of(self.folder / "state") == families_of(fresh / "state")
         for table in AUDIT_TABLES:

@@ -84,7 +84,7 @@ def lease(scene: Scene, count: int) -> None:
     for number in range(count):
         send("pop", op_id=f"lease-{number}", group="g", max_messages=1, invisible_time_ms=43_200_000)
     producer.close()
-    settings, scene.settings = scene.settings, {**scene.settings, "records_per_batch_max": 20_000}
+    settings, scene.settings = scene.settings, {**scene.settings, "records_per_micro_batch_max": 20_000}
     scene.decide_all()
     scene.settings = settings
 

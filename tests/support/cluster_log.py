@@ -130,7 +130,7 @@ def decide(
         prefix=log.prefix,
         audit_partitions=1,
         state_epoch="epoch",
-        records_per_batch_max=max(1, len(log.records) // 6),
+        records_per_micro_batch_max=max(1, len(log.records) // 6),
         tasks=2,
         checkpoint=checkpoint,
         beginning=beginning,

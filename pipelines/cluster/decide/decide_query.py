@@ -43,7 +43,7 @@ def start_decide_query(
     prefix: str,
     audit_partitions: int,
     state_epoch: str,
-    records_per_batch_max: int,
+    records_per_micro_batch_max: int,
     tasks: int,
     checkpoint: str,
     beginning: Beginning | None = None,
@@ -57,12 +57,12 @@ def start_decide_query(
         prefix: Prefix of the job's topics.
         audit_partitions: Partitions of the audit topic.
         state_epoch: Identity of the state.
-        records_per_batch_max: Records of a micro-batch at most.
+        records_per_micro_batch_max: Records of a micro-batch at most.
         tasks: Tasks that read the log.
         checkpoint: Path or URL of the query's checkpoint.
         beginning: Of a state that came from elsewhere; None: the state begins empty, with the log.
     """
-    packed = _packed(_records(spark, connection, prefix, records_per_batch_max, beginning), tasks)
+    packed = _packed(_records(spark, connection, prefix, records_per_micro_batch_max, beginning), tasks)
     keys = f.array(*(f.lit(key).cast("int") for key in shard_keys(spark, settings.ops_partitions)))
     keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), *packed.columns)
     outgoing = keyed.groupBy("shard").transformWithState(
@@ -79,7 +79,7 @@ def _records(
     spark: SparkSession,
     connection: KafkaConnection,
     prefix: str,
-    records_per_batch_max: int,
+    records_per_micro_batch_max: int,
     beginning: Beginning | None,
 ) -> DataFrame:
     ops = Topics.of(prefix).ops
@@ -88,7 +88,7 @@ def _records(
         .options(**source_options(connection))
         .option("subscribe", ops)
         .option("startingOffsets", starting_offsets(ops, {} if beginning is None else beginning.first_offset))
-        .option("maxOffsetsPerTrigger", records_per_batch_max)
+        .option("maxOffsetsPerTrigger", records_per_micro_batch_max)
         .load()
     )
     return record_columns(frame, RECORD_BYTES_MAX)

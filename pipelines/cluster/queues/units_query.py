@@ -17,7 +17,7 @@ from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["start_units_query"]
 
-RECORDS_PER_BATCH_MAX = 1_000
+RECORDS_PER_MICRO_BATCH_MAX = 1_000
 
 
 def start_units_query(
@@ -46,7 +46,7 @@ def start_units_query(
         .options(**source_options(connection))
         .option("subscribe", topic)
         .option("startingOffsets", starting_offsets(topic, begins))
-        .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
+        .option("maxOffsetsPerTrigger", RECORDS_PER_MICRO_BATCH_MAX)
         # What is lost of this log is read again from the message topics (`QueueMeta.is_behind`).
         .option("failOnDataLoss", "false")
         .load()

@@ -104,7 +104,7 @@ def test_eight_builders_that_are_killed_build_what_one_in_order_would(
     topic = f"{topic_prefix}-m"
     create_message_topic(KafkaConnection(servers), topic, QUEUES)
     job = start_job(
-        spark, servers, tmp_path / "job", topic_prefix, message_topics=topic, build_records_per_batch_max=2000
+        spark, servers, tmp_path / "job", topic_prefix, message_topics=topic, build_records_per_micro_batch_max=2000
     )
     crew: Crew | None = None
     try:

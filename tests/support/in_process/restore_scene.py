@@ -47,7 +47,7 @@ class RestoreScene:
         ensure_topics(self.connection, self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=4))
 
     def start(self, folder: Path | None = None, **settings: Any) -> Job:
-        more = {"records_per_batch_max": 150, "flush_interval_s": 1.0, "snapshot_interval_s": 0.0, **settings}
+        more = {"records_per_micro_batch_max": 150, "flush_interval_s": 1.0, "snapshot_interval_s": 0.0, **settings}
         return start_job(self.spark, self.servers, folder or self.folder.root, self.prefix, **more)
 
     def play(self) -> None:
