@@ -99,7 +99,7 @@ def _summary(host: Host) -> str:
         return "damaged: " + " · ".join(report.damage)
     totals = host.metrics.totals()
     behind = max(0, report.apply_seq - (report.delta_seq or 0))
-    took_ms = sum(totals.last_batch_ms.values())
+    took_ms = sum(totals.last_micro_batch_ms.values())
     rate = host.answers.operations_per_s()
     return (
         f"{totals.operations:,} operations, {rate:,.0f}/s · last micro-batch {took_ms:.0f} ms"

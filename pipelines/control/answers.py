@@ -9,7 +9,6 @@ import msgspec
 import structlog
 
 from pipelines.build_consume_queue.queue_view import QueueRequest
-from pipelines.control.batch_history import BatchHistory
 from pipelines.control.lane_pages import lane_page, queue_page
 from pipelines.control.lane_views import selected_queues
 from pipelines.control.messages import (
@@ -25,6 +24,7 @@ from pipelines.control.messages import (
     SnapshotRequest,
     StatusRequest,
 )
+from pipelines.control.micro_batch_history import MicroBatchHistory
 from pipelines.control.page_messages import LanesRequest, QueuesRequest, RatesRequest
 from pipelines.control.policy_views import policies_in
 from pipelines.control.status_report import StatusReporter
@@ -113,7 +113,7 @@ class JobAnswers:
     def __init__(self, job: AnsweringJob, metrics: Metrics) -> None:
         self._job = job
         self._reporter = StatusReporter(metrics)
-        self._history = BatchHistory(metrics)
+        self._history = MicroBatchHistory(metrics)
         self._answering = threading.Condition()
         self._in_flight = 0
         self._not_ready_reason: str | None = None

@@ -33,14 +33,14 @@ class ClusterMetric(Enum):
         "What the busiest shard had of them, as a multiple of the mean; 1: all had as many",
         "above 3 while `popstream_ops_lag_records` grows: more executors will not help, see the runbook",
     )
-    BATCH_ID = MetricDefinition(
-        "popstream_cluster_batch_id", MetricKind.GAUGE, "Number of the last micro-batch", labels=("query",)
+    SPARK_BATCH_ID = MetricDefinition(
+        "popstream_cluster_spark_batch_id", MetricKind.GAUGE, "Number of the last micro-batch", labels=("query",)
     )
-    BATCH_RECORDS = MetricDefinition(
-        "popstream_cluster_batch_records", MetricKind.GAUGE, "Records of the last micro-batch", labels=("query",)
+    MICRO_BATCH_RECORDS = MetricDefinition(
+        "popstream_cluster_micro_batch_records", MetricKind.GAUGE, "Records of the last micro-batch", labels=("query",)
     )
-    BATCH_SECONDS = MetricDefinition(
-        "popstream_cluster_batch_seconds",
+    MICRO_BATCH_SECONDS = MetricDefinition(
+        "popstream_cluster_micro_batch_seconds",
         MetricKind.GAUGE,
         "Seconds that the last micro-batch took",
         labels=("query",),

@@ -10,7 +10,7 @@ class QueryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: `decide_ops`, `audit`, or `build_units` with message topics.
-        batch_id: Number of its micro-batch.
+        spark_batch_id: Spark's number of its micro-batch.
         records: Records that it read.
         seconds: How long it took.
         at_ms: When it began, in ms since 1970.
@@ -20,7 +20,7 @@ class QueryReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    batch_id: int
+    spark_batch_id: int
     records: int
     seconds: float
     at_ms: int

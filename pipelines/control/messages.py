@@ -11,10 +11,10 @@ from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import Snapshot
 from connectors.delta.table_sizes import TableSize
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
-from pipelines.control.batch_history import RatePoint
 from pipelines.control.cluster_report import ClusterReport
 from pipelines.control.lane_views import LANES_SHOWN, QueueView
 from pipelines.control.metrics import Totals
+from pipelines.control.micro_batch_history import RatePoint
 from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest, Skip
 from pipelines.control.policy_views import PolicyView
 from pipelines.control_request import ControlRequest

@@ -64,9 +64,9 @@ class Metric(Enum):
         "it grows: Kafka or Delta does not take what was decided",
     )
     DELTA_LAG = MetricDefinition(
-        "popstream_delta_lag_batches",
+        "popstream_delta_lag_write_batches",
         MetricKind.GAUGE,
-        "Micro-batches whose audit rows are not yet in Delta",
+        "WriteBatches whose audit rows are not yet in Delta",
     )
     DELTA_LAG_SECONDS = MetricDefinition(
         "popstream_delta_lag_seconds",

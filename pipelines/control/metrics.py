@@ -37,10 +37,11 @@ class Totals(msgspec.Struct):
         rejected: Records in the table `rejected`.
         rejected_by_reason: These by reason, such as NOT_SIGNED, likewise.
         first_seq: The apply_seq of the first micro-batch that is counted; 0: none is.
-        last_batch_ms: Milliseconds by step.
+        last_micro_batch_ms: Milliseconds by step.
+        last_micro_batch_at_s: When it was decided, in seconds since 1970; 0: none was.
     """
 
-    batches: int = 0
+    micro_batches: int = 0
     records: int = 0
     operations: int = 0
     refused: int = 0
@@ -54,8 +55,8 @@ class Totals(msgspec.Struct):
     outbox_bytes: int = 0
     write_batch_bytes: int = 0
     write_batch_bytes_max: int = 0
-    last_batch_ms: dict[str, float] = {}
-    last_batch_at: float = 0.0
+    last_micro_batch_ms: dict[str, float] = {}
+    last_micro_batch_at_s: float = 0.0
 
 
 class Metrics:
@@ -111,7 +112,7 @@ class Metrics:
         """Count one micro-batch."""
         with self._lock:
             totals = self._totals
-            totals.batches += 1
+            totals.micro_batches += 1
             totals.records += report.records
             totals.operations += report.operations
             totals.refused += report.refused.total()
@@ -125,9 +126,9 @@ class Metrics:
             totals.outbox_bytes = outbox.undelivered_bytes
             totals.write_batch_bytes = report.write_batch_bytes
             totals.write_batch_bytes_max = max(totals.write_batch_bytes_max, report.write_batch_bytes)
-            totals.last_batch_ms = {step: round(s * 1000, 1) for step, s in report.seconds.items()}
-            totals.last_batch_at = time.time()
-            self._note_undelivered(report.apply_seq, totals.last_batch_at)
+            totals.last_micro_batch_ms = {step: round(s * 1000, 1) for step, s in report.seconds.items()}
+            totals.last_micro_batch_at_s = time.time()
+            self._note_undelivered(report.apply_seq, totals.last_micro_batch_at_s)
             self._forget_delivered(delta_seq)
             for step, seconds in report.seconds.items():
                 self._seconds[step] = self._seconds.get(step, 0.0) + seconds

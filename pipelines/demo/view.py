@@ -26,7 +26,7 @@ def as_line(status: Status) -> str:
         "dead letters": sum(lane.dead_lettered for lane in lanes),
         "refused": totals.refused if totals else 0,
         "rejected": totals.rejected if totals else 0,
-        "batch ms": f"{sum(totals.last_batch_ms.values()) if totals else 0:.0f}",
+        "micro-batch ms": f"{sum(totals.last_micro_batch_ms.values()) if totals else 0:.0f}",
     }
     text = "  ".join(f"{name} {value}" for name, value in numbers.items())
     return f"{status.up_s or 0:5.0f} s  {text}  lag: {', '.join(f'{group} {lag}' for group, lag in lags.items())}"

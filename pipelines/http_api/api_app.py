@@ -15,7 +15,6 @@ from starlette.routing import Route
 
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
 from pipelines.control.api_paths import API_PATHS, API_ROOT
-from pipelines.control.batch_history import RatePoint
 from pipelines.control.letter_facts import LetterContent
 from pipelines.control.messages import (
     ApiPoliciesRequest,
@@ -26,6 +25,7 @@ from pipelines.control.messages import (
     Status,
     StatusRequest,
 )
+from pipelines.control.micro_batch_history import RatePoint
 from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
 from pipelines.http_api.access import PAGE_ROOT, Access, SecurityHeaders
 from pipelines.http_api.endpoint import Endpoint, route_of

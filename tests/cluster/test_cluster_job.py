@@ -97,7 +97,7 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
         shown = generate_latest(registry).decode()
         for partition in range(2):
             assert f'popstream_shard_lag_records{{partition="{partition}",query="decide_ops"}} ' in shown
-        assert 'popstream_cluster_batch_id{query="audit"} ' in shown
+        assert 'popstream_cluster_spark_batch_id{query="audit"} ' in shown
         retention = job.answers._watch._retention
         assert retention._written().keys() == set(range(job.cluster.audit_partitions))
         retention.look()

@@ -85,8 +85,8 @@ class Sample(NamedTuple):
     python_mb: float
     jvm_mb: float
     descriptors: int
-    batches: int
-    batch_ms: float
+    micro_batches: int
+    micro_batch_ms: float
     ops_lag: int
 
 
@@ -279,8 +279,8 @@ class Watch:
                             python_mb=own.memory_info().rss / 1e6,
                             jvm_mb=jvm.memory_info().rss / 1e6,
                             descriptors=own.num_fds() + jvm.num_fds(),
-                            batches=status.totals.batches,
-                            batch_ms=sum(status.totals.last_batch_ms.values()),
+                            micro_batches=status.totals.micro_batches,
+                            micro_batch_ms=sum(status.totals.last_micro_batch_ms.values()),
                             ops_lag=status.ops_lag or 0,
                         )
                     )
@@ -304,7 +304,9 @@ def _slope_per_minute(points: list[tuple[float, float]]) -> float:
 
 
 def _p99(samples: list[Sample]) -> float:
-    seen: dict[tuple[int, int], float] = {(sample.pid, sample.batches): sample.batch_ms for sample in samples}
+    seen: dict[tuple[int, int], float] = {
+        (sample.pid, sample.micro_batches): sample.micro_batch_ms for sample in samples
+    }
     return statistics.quantiles(seen.values(), n=100)[98] if len(seen) > 1 else 0.0
 
 
@@ -321,7 +323,7 @@ def _minutes(samples: list[Sample]) -> list[str]:
         minutes.setdefault(int(sample.at_s // 60), []).append(sample)
     return [
         f"{minute}: Python {max(s.python_mb for s in seen):.0f} MB, JVM {max(s.jvm_mb for s in seen):.0f} MB,"
-        f" micro-batches up to {max(s.batch_ms for s in seen):.0f} ms, lag up to {max(s.ops_lag for s in seen)}"
+        f" micro-batches up to {max(s.micro_batch_ms for s in seen):.0f} ms, lag up to {max(s.ops_lag for s in seen)}"
         for minute, seen in minutes.items()
     ]
 
@@ -345,7 +347,7 @@ def _bounds(calm: list[Sample], watch: Watch) -> Iterator[tuple[str, float, floa
     for name in files[0]:
         yield f"{name}_files_growth", _growth([counts[name] for counts in files]), FILES_RATIO_MAX
     thirds = _thirds(calm)
-    yield "p99_batch_ms_growth", _p99(thirds[2]) / max(1.0, _p99(thirds[0])), P99_RATIO_MAX
+    yield "p99_micro_batch_ms_growth", _p99(thirds[2]) / max(1.0, _p99(thirds[0])), P99_RATIO_MAX
 
 
 def _capacity(load: Load, job: Job, operations: int) -> float:
@@ -463,7 +465,7 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
         "kills": kills,
         "starts": job.starts,
         "minutes_seen": _minutes(watch.samples),
-        "p99_batch_ms_by_third": [round(_p99(third)) for third in _thirds(calm)],
+        "p99_micro_batch_ms_by_third": [round(_p99(third)) for third in _thirds(calm)],
         "resident_mb_at_end": [round(calm[-1].python_mb), round(calm[-1].jvm_mb)],
         "ops_lag_max_by_third": [max(sample.ops_lag for sample in third) for third in _thirds(watch.samples)],
         "files": watch.files[-1][1],

@@ -128,8 +128,8 @@ def _print(console: Console, status: Status) -> None:
             f"{totals.operations:,} operations ({status.operations_per_s:,.1f}/s over 10 s),"
             f" {totals.refused:,} refused runs, {totals.rejected:,} rejected records, {totals.ticks:,} ticks"
         )
-        steps = ", ".join(f"{step} {took:g}" for step, took in totals.last_batch_ms.items())
-        took = f"{sum(totals.last_batch_ms.values()):,.1f} ms: {steps}" if steps else "none yet"
+        steps = ", ".join(f"{step} {took:g}" for step, took in totals.last_micro_batch_ms.items())
+        took = f"{sum(totals.last_micro_batch_ms.values()):,.1f} ms: {steps}" if steps else "none yet"
         facts["last micro-batch"] = took
         facts["audit"] = (
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
@@ -168,7 +168,7 @@ def _cluster_facts(cluster: ClusterReport) -> Iterator[tuple[str, str]]:
     yield "shards", text
     for query in cluster.queries:
         state = f"; state of {query.state_keys:,} keys, {_mb(query.state_bytes)} in memory" if query.state_keys else ""
-        what = f"micro-batch {query.batch_id:,} of {query.records:,} records in {query.seconds:g} s"
+        what = f"micro-batch {query.spark_batch_id:,} of {query.records:,} records in {query.seconds:g} s"
         yield f"query {query.name}", f"{what}, at {utc_text(query.at_ms)}; {query.behind:,} records behind{state}"
     if cluster.audit_failures:
         yield "tables", f"the query that writes them has failed {cluster.audit_failures:,} times: see the log"

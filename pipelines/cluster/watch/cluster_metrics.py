@@ -38,8 +38,8 @@ class ClusterMetrics(Collector):
             yield from _of_job(self._report())
 
     def _of_queries(self) -> Iterator[Metric]:
-        lag, number = _gauge(ClusterMetric.SHARD_LAG), _gauge(ClusterMetric.BATCH_ID)
-        records, seconds = _gauge(ClusterMetric.BATCH_RECORDS), _gauge(ClusterMetric.BATCH_SECONDS)
+        lag, number = _gauge(ClusterMetric.SHARD_LAG), _gauge(ClusterMetric.SPARK_BATCH_ID)
+        records, seconds = _gauge(ClusterMetric.MICRO_BATCH_RECORDS), _gauge(ClusterMetric.MICRO_BATCH_SECONDS)
         keys, memory = _gauge(ClusterMetric.STATE_KEYS), _gauge(ClusterMetric.STATE_BYTES)
         for query in self._queries():
             reported = query.lastProgress

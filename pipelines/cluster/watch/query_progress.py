@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from pipelines.control.batch_history import POINTS_MAX, RatePoint
 from pipelines.control.cluster_report import QueryReport
+from pipelines.control.micro_batch_history import POINTS_MAX, RatePoint
 
 __all__ = ["Progress", "ProgressWatch", "ReportingQuery", "skew_of"]
 
@@ -83,7 +83,7 @@ class Progress(NamedTuple):
         """Return it as the report of the job has it."""
         return QueryReport(
             name=name,
-            batch_id=self.batch_id,
+            spark_batch_id=self.batch_id,
             records=self.records,
             seconds=self.seconds,
             at_ms=self.at_ms,
@@ -184,13 +184,13 @@ def skew_of(recent: Mapping[int, int]) -> float | None:
 
 def _point(before: _Sample, now: _Sample, deciding: Progress) -> RatePoint:
     decided = sum(end - before.ends.get(partition, 0) for partition, end in now.ends.items())
-    batches = max(0, now.batch_id - before.batch_id)
+    micro_batches = max(0, now.batch_id - before.batch_id)
     return RatePoint(
         at_ms=round(now.at_s * _MS_PER_S),
         operations_per_s=round(decided / (now.at_s - before.at_s), 1),
-        batches=batches,
+        micro_batches=micro_batches,
         step_ms={step: float(ms) for step, ms in deciding.step_ms.items() if step != "triggerExecution"}
-        if batches
+        if micro_batches
         else {},
     )
 

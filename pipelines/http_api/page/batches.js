@@ -25,16 +25,16 @@ export class Batches {
   async refresh() {
     const points = await get("rates");
     const rates = points.map((point) => point.operations_per_s);
-    const busy = points.filter((point) => point.batches);
+    const busy = points.filter((point) => point.micro_batches);
     const total = (point) => Object.values(point.step_ms).reduce((sum, ms) => sum + ms, 0);
     draw(this.rate, "Operations per second", rates, points, "/s");
     draw(this.time, "Milliseconds per micro-batch", busy.map(total), busy, " ms");
     const names = [...new Set(busy.flatMap((point) => Object.keys(point.step_ms)))];
     const recent = busy.slice(-RECENT);
-    const count = recent.reduce((sum, point) => sum + point.batches, 0);
+    const count = recent.reduce((sum, point) => sum + point.micro_batches, 0);
     const rows = names.map((name) => {
       const of = (point) => point.step_ms[name] ?? 0;
-      const mean = recent.reduce((sum, point) => sum + of(point) * point.batches, 0) / Math.max(1, count);
+      const mean = recent.reduce((sum, point) => sum + of(point) * point.micro_batches, 0) / Math.max(1, count);
       return [name, of(busy.at(-1)), mean, Math.max(...busy.map(of))];
     });
     this.steps.show(rows);

@@ -113,7 +113,7 @@ def test_the_page_gets_lanes_queues_rates_and_the_life_of_a_message(site: Site) 
     assert (lane["topic"], lane["group"], lane["lag"], lane["in_flight"]) == ("orders", "billing", 1, 0)
     (queue,) = site.get("queues")["queues"]
     assert (queue["commit_position"], queue["built_to"], queue["messages"], queue["lanes"]) == (3, 3, 3, 1)
-    wait_for(lambda: any(point["batches"] for point in site.get("rates")))
+    wait_for(lambda: any(point["micro_batches"] for point in site.get("rates")))
     steps = {step for point in site.get("rates") for step in point["step_ms"]}
     assert {"decode", "decide", "write", "publish"} <= steps
     wait_for(lambda: site.get("message?topic=orders&queue_id=0&queue_offset=0")["told"]["groups"])

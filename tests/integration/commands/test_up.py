@@ -141,7 +141,7 @@ def test_status_tells_lanes_and_totals(up: Up) -> None:
     (lane,) = [lane for queue in status["queues"] if queue["topic"] == "t" for lane in queue["lanes"]]
     assert (lane["group"], lane["commit_offset"], lane["leased"], lane["lag"]) == ("g", 5, 5, 95)
     assert status["totals"]["operations"] >= 5
-    assert "write" in status["totals"]["last_batch_ms"]
+    assert "write" in status["totals"]["last_micro_batch_ms"]
     shown = run(up, "status", "--topic", "t")
     assert shown.returncode == 0
     assert "t/0" in shown.stdout

@@ -23,12 +23,12 @@ from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.micro_batch import MicroBatchReport
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.control.answers import JobAnswers
-from pipelines.control.batch_history import POINTS_MAX, STEP_S, BatchHistory
 from pipelines.control.lane_metrics import LaneMetrics
 from pipelines.control.lane_views import scan_queues
 from pipelines.control.lane_watch import LaneWatch
 from pipelines.control.messages import JobReport, OwnerView
 from pipelines.control.metrics import Metrics
+from pipelines.control.micro_batch_history import POINTS_MAX, STEP_S, MicroBatchHistory
 from pipelines.http_api.api_app import api_app
 from pipelines.http_api.http_server import HttpServer, Listener
 from pipelines.http_api.letters import Letters
@@ -235,7 +235,7 @@ class ApiSite:
         """Let the job have decided micro-batches in the last ten minutes."""
         outbox = Outbox(self.job.store)
         clock = SimpleNamespace(now_s=time.time() - POINTS_MAX * STEP_S)
-        self.answers._history = history = BatchHistory(self.job.metrics, lambda: clock.now_s)
+        self.answers._history = history = MicroBatchHistory(self.job.metrics, lambda: clock.now_s)
         for number in range(POINTS_MAX):
             clock.now_s += STEP_S
             report = MicroBatchReport(

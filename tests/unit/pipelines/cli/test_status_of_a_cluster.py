@@ -17,7 +17,7 @@ SHARDS = [
 ]
 QUERY = QueryReport(
     name="decide_ops",
-    batch_id=41,
+    spark_batch_id=41,
     records=1_500,
     seconds=0.25,
     at_ms=1_896_000_000_000,

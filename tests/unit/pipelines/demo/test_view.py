@@ -43,14 +43,14 @@ STATUS = Status(
     apply_seq=1,
     up_s=12.3,
     operations_per_s=456.7,
-    totals=Totals(refused=5, rejected=6, last_batch_ms={"decide": 70.0, "write": 8.9}),
+    totals=Totals(refused=5, rejected=6, last_micro_batch_ms={"decide": 70.0, "write": 8.9}),
     queues=[queue(0, {"billing": 1, "search": 0}), queue(1, {"billing": 2, "search": 4})],
 )
 
 
 def test_a_line_has_every_number() -> None:
     assert as_line(STATUS) == (
-        "   12 s  ops/s 457  sent 10  in flight 4  dead letters 4  refused 5  rejected 6  batch ms 79"
+        "   12 s  ops/s 457  sent 10  in flight 4  dead letters 4  refused 5  rejected 6  micro-batch ms 79"
         "  lag: billing 3, search 4"
     )
 

@@ -84,7 +84,7 @@ def test_metrics_probes_rates_and_the_page_are_those_of_every_job(url: str) -> N
     assert get(f"{url}/ready") == (503, "Kafka is away\n")
     assert get(f"{url}/")[0] == 200
     rates = msgspec.json.decode(get(f"{url}/api/v1/rates")[1])
-    assert [(point["operations_per_s"], point["batches"]) for point in rates] == [(10.0, 2)]
+    assert [(point["operations_per_s"], point["micro_batches"]) for point in rates] == [(10.0, 2)]
 
 
 def test_what_the_driver_does_not_tell_it_says_with_the_command_that_does(url: str) -> None:

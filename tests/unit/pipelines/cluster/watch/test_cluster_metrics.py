@@ -31,8 +31,8 @@ def test_each_shard_has_its_lag_and_each_query_its_micro_batch() -> None:
     text = shown(SimpleNamespace(name="decide_ops", lastProgress=PROGRESS))
     assert 'popstream_shard_lag_records{partition="0",query="decide_ops"} 2.0' in text
     assert 'popstream_shard_lag_records{partition="1",query="decide_ops"} 0.0' in text
-    assert 'popstream_cluster_batch_id{query="decide_ops"} 7.0' in text
-    assert 'popstream_cluster_batch_seconds{query="decide_ops"} 0.25' in text
+    assert 'popstream_cluster_spark_batch_id{query="decide_ops"} 7.0' in text
+    assert 'popstream_cluster_micro_batch_seconds{query="decide_ops"} 0.25' in text
     assert 'popstream_cluster_state_keys{query="decide_ops"} 300.0' in text
     assert 'popstream_cluster_state_bytes{query="decide_ops"} 4096.0' in text
 

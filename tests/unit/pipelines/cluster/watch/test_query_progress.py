@@ -55,7 +55,7 @@ def test_samples_tell_rates_and_the_share_of_each_shard() -> None:
     watched.report(8, 60, 7)
     watched.report(9, 100, 17)
     points = watched.watch.points()
-    assert [(point.operations_per_s, point.batches) for point in points] == [(10.0, 2), (0.0, 0), (25.0, 1)]
+    assert [(point.operations_per_s, point.micro_batches) for point in points] == [(10.0, 2), (0.0, 0), (25.0, 1)]
     assert points[0].step_ms == {"addBatch": 200.0}
     assert points[1].step_ms == {}
     assert watched.watch.operations_per_s() == round(35 / 3, 1)

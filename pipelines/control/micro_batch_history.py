@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pipelines.control.metrics import Metrics
 
-__all__ = ["BatchHistory", "RatePoint"]
+__all__ = ["MicroBatchHistory", "RatePoint"]
 
 STEP_S = 2.0
 POINTS_MAX = 300
@@ -27,24 +27,24 @@ class RatePoint(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         at_ms: The end of these seconds, in ms since 1970.
         operations_per_s: Operations decided per second.
-        batches: Micro-batches decided.
+        micro_batches: Micro-batches decided.
         step_ms: Mean milliseconds of a micro-batch, by step; empty: there was none.
     """
 
     at_ms: int
     operations_per_s: float
-    batches: int
+    micro_batches: int
     step_ms: dict[str, float]
 
 
 class _Counts(NamedTuple):
     at_s: float
     operations: int
-    batches: int
+    micro_batches: int
     step_seconds: Mapping[str, float]
 
 
-class BatchHistory:
+class MicroBatchHistory:
     """Points of the last ten minutes, from samples; safe to use from several threads.
 
     Args:
@@ -67,15 +67,17 @@ class BatchHistory:
                 if passed_s < 0:  # somebody has set the clock back
                     self._last = now
                 return
-            batches = now.batches - last.batches
+            micro_batches = now.micro_batches - last.micro_batches
             step_ms = {
-                step: round((seconds - last.step_seconds.get(step, 0.0)) * 1000 / batches, 2)
+                step: round((seconds - last.step_seconds.get(step, 0.0)) * 1000 / micro_batches, 2)
                 for step, seconds in now.step_seconds.items()
-                if batches
+                if micro_batches
             }
             rate = round((now.operations - last.operations) / passed_s, 1)
             at_ms = round(now.at_s * 1000)
-            self._points.append(RatePoint(at_ms=at_ms, operations_per_s=rate, batches=batches, step_ms=step_ms))
+            self._points.append(
+                RatePoint(at_ms=at_ms, operations_per_s=rate, micro_batches=micro_batches, step_ms=step_ms)
+            )
             self._last = now
 
     def points(self) -> list[RatePoint]:
@@ -85,4 +87,4 @@ class BatchHistory:
 
     def _counts(self) -> _Counts:
         totals = self._metrics.totals()
-        return _Counts(self._clock(), totals.operations, totals.batches, self._metrics.step_seconds())
+        return _Counts(self._clock(), totals.operations, totals.micro_batches, self._metrics.step_seconds())

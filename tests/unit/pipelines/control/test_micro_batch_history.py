@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.control.batch_history import POINTS_MAX, BatchHistory, RatePoint
 from pipelines.control.metrics import Metrics, Totals
+from pipelines.control.micro_batch_history import POINTS_MAX, MicroBatchHistory, RatePoint
 
 
 class Counted(Metrics):
@@ -32,23 +32,23 @@ def clock() -> SimpleNamespace:
 
 def test_a_point_has_the_rate_and_the_mean_of_each_step(clock: SimpleNamespace) -> None:
     metrics = Counted()
-    history = BatchHistory(metrics, lambda: clock.now_s)
-    metrics.now, metrics.seconds = Totals(operations=500, batches=4), {"decide": 0.2, "write": 0.1}
+    history = MicroBatchHistory(metrics, lambda: clock.now_s)
+    metrics.now, metrics.seconds = Totals(operations=500, micro_batches=4), {"decide": 0.2, "write": 0.1}
     clock.now_s = 1_001.9
     history.sample()
     assert history.points() == [], "not two seconds yet"
     clock.now_s = 1_002.0
     history.sample()
-    first = RatePoint(at_ms=1_002_000, operations_per_s=250.0, batches=4, step_ms={"decide": 50.0, "write": 25.0})
+    first = RatePoint(at_ms=1_002_000, operations_per_s=250.0, micro_batches=4, step_ms={"decide": 50.0, "write": 25.0})
     assert history.points() == [first]
     clock.now_s = 1_006.0
     history.sample()
-    idle = RatePoint(at_ms=1_006_000, operations_per_s=0.0, batches=0, step_ms={})
+    idle = RatePoint(at_ms=1_006_000, operations_per_s=0.0, micro_batches=0, step_ms={})
     assert history.points() == [first, idle]
 
 
 def test_it_keeps_ten_minutes_and_bears_a_clock_that_is_set_back(clock: SimpleNamespace) -> None:
-    history = BatchHistory(Counted(), lambda: clock.now_s)
+    history = MicroBatchHistory(Counted(), lambda: clock.now_s)
     for _ in range(POINTS_MAX + 5):
         clock.now_s += 2
         history.sample()
