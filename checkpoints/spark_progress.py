@@ -47,16 +47,16 @@ class SparkPlans:
         """Spark's id of the query. Raises Unavailable if the checkpoint cannot be read."""
         return query_id(self._checkpoint)
 
-    def end_of(self, batch_id: int) -> dict[int, int]:
+    def end_of(self, spark_batch_id: int) -> dict[int, int]:
         """Return the end offsets of a micro-batch; see `planned_end`."""
-        return planned_end(self._checkpoint, batch_id, self._topic)
+        return planned_end(self._checkpoint, spark_batch_id, self._topic)
 
 
-def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
-    """Return the end offsets of micro-batch `batch_id` of one topic, by partition. Raises like `planned_ends`."""
-    ends = planned_ends(checkpoint, batch_id).get(topic)
+def planned_end(checkpoint: Path, spark_batch_id: int, topic: str) -> dict[int, int]:
+    """Return the end offsets of micro-batch `spark_batch_id` of one topic, by partition. Raises like `planned_ends`."""
+    ends = planned_ends(checkpoint, spark_batch_id).get(topic)
     if ends is None:
-        raise _no_plan(checkpoint, batch_id)
+        raise _no_plan(checkpoint, spark_batch_id)
     return ends
 
 
@@ -71,16 +71,16 @@ def committed_end(checkpoint: Path, topic: str) -> dict[int, int]:
     return planned_end(checkpoint, max(committed), topic) if committed else {}
 
 
-def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
-    """Return the end offsets of micro-batch `batch_id`, by topic and partition.
+def planned_ends(checkpoint: Path, spark_batch_id: int) -> dict[str, dict[int, int]]:
+    """Return the end offsets of micro-batch `spark_batch_id`, by topic and partition.
 
     Raises:
         Unavailable: The checkpoint has no readable plan for it.
     """
     try:
-        return planned_offsets((checkpoint / "offsets" / str(batch_id)).read_text())
+        return planned_offsets((checkpoint / "offsets" / str(spark_batch_id)).read_text())
     except (OSError, ValueError) as error:
-        raise _no_plan(checkpoint, batch_id) from error
+        raise _no_plan(checkpoint, spark_batch_id) from error
 
 
 def planned_offsets(text: str) -> dict[str, dict[int, int]]:
@@ -140,9 +140,9 @@ def _facts_of_plan(text: str) -> dict[str, Any]:
         raise ValueError(message) from error
 
 
-def _no_plan(checkpoint: Path, batch_id: int) -> Unavailable:
-    file = checkpoint / "offsets" / str(batch_id)
-    message = f"Spark's plan of micro-batch {batch_id} cannot be read from {file}"
+def _no_plan(checkpoint: Path, spark_batch_id: int) -> Unavailable:
+    file = checkpoint / "offsets" / str(spark_batch_id)
+    message = f"Spark's plan of micro-batch {spark_batch_id} cannot be read from {file}"
     return Unavailable(message, subject=str(file))
 
 

@@ -19,19 +19,19 @@ class Plans(Protocol):
     def query_id(self) -> str:
         """Id of the query that planned them."""
 
-    def end_of(self, batch_id: int) -> dict[int, int]:
+    def end_of(self, spark_batch_id: int) -> dict[int, int]:
         """Return the offset after the last one of a micro-batch, by partition; raise Unavailable if it is unknown."""
 
 
-def end_of_micro_batch(plans: Plans, batch_id: int, applied: Applied) -> dict[int, int]:
+def end_of_micro_batch(plans: Plans, spark_batch_id: int, applied: Applied) -> dict[int, int]:
     """Return the offsets, by partition, up to which the log is applied after a micro-batch.
 
     Raises:
         Unavailable: The plan cannot be read, or starts after the applied offsets: records between would be lost. The
             next start of the job plans from the applied offsets.
     """
-    ends = plans.end_of(batch_id)
-    starts = plans.end_of(batch_id - 1) if batch_id else {}
+    ends = plans.end_of(spark_batch_id)
+    starts = plans.end_of(spark_batch_id - 1) if spark_batch_id else {}
     for partition, start in starts.items():
         next_offset = applied.next_offset.get(partition, 0)
         if start > next_offset:

@@ -293,10 +293,10 @@ class BuilderQuery:
                 shutil.rmtree(other, ignore_errors=True)
         _log.info("builder_query_started", queues=len(reads), run=number)
 
-    def _take(self, run: _Run, frame: DataFrame, batch_id: int) -> None:
+    def _take(self, run: _Run, frame: DataFrame, spark_batch_id: int) -> None:
         """Build one micro-batch. Called by Spark, also for one that was interrupted before."""
         try:
-            self._build(run, frame, batch_id)
+            self._build(run, frame, spark_batch_id)
         except _OutdatedError:
             return
         except (PySparkException, Py4JError, Unavailable):
@@ -307,12 +307,12 @@ class BuilderQuery:
                 self._on_failure(error)
             raise
 
-    def _build(self, run: _Run, frame: DataFrame, batch_id: int) -> None:
+    def _build(self, run: _Run, frame: DataFrame, spark_batch_id: int) -> None:
         while not self._writer.wait_for_room(WAIT_FOR_ROOM_S):
             self._require_current(run)
         ends = {
             (topic, queue_id): end
-            for topic, by_partition in planned_ends(run.checkpoint, batch_id).items()
+            for topic, by_partition in planned_ends(run.checkpoint, spark_batch_id).items()
             for queue_id, end in by_partition.items()
         }
         read = self._writer.read(frame, ends, self._batch_topics)

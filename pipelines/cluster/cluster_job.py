@@ -27,7 +27,7 @@ from pipelines.cluster.checkpoint_layout import AUDIT, audit_checkpoint, decide_
 from pipelines.cluster.committed import Committed, last_committed
 from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
 from pipelines.cluster.decide.decide_query import start_decide_query
-from pipelines.cluster.decide.repeated_starts import noted_batch
+from pipelines.cluster.decide.repeated_starts import noted_micro_batch
 from pipelines.cluster.decide.shard import ShardSettings
 from pipelines.cluster.decide.shard_attempts import dead_records
 from pipelines.cluster.decide.shard_rows import DEADLINES_MAP, deadlines_of
@@ -211,7 +211,7 @@ class ClusterJob:
 
         A shard does so only when it decides a record, and one without work would never get its tick.
         """
-        if committed.batch_id < 0:
+        if committed.spark_batch_id < 0:
             if not identity.first_offset:
                 return
             deadlines = beginning_deadlines(self._spark, self.cluster.checkpoint)
@@ -232,7 +232,7 @@ class ClusterJob:
     ) -> None:
         deciding = decide_checkpoint(self.cluster.checkpoint)
         partitions = self._state_partitions(deciding)
-        noted = noted_batch(self._spark, deciding, committed.batch_id)
+        noted = noted_micro_batch(self._spark, deciding, committed.spark_batch_id)
         settings = self._shard_settings(identity, results.partition_count, partitions, noted)
         dead = dead_records(self.connection, self.internal.attempts, identity.state_epoch)
         cores = min(self.cluster.tasks, CORES_COUNTED_MAX)
@@ -333,7 +333,7 @@ class ClusterJob:
             seed=identity.seed,
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
             shards_per_task=shards_per_task,
-            noted_batch=noted,
+            noted_micro_batch=noted,
         )
 
     def _ownership(self, ops: TopicFacts) -> PrefixOwnership:

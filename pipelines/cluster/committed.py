@@ -9,13 +9,13 @@ from checkpoints.spark_progress import planned_offsets
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt
 
-__all__ = ["Committed", "batches_in", "is_committed", "last_committed"]
+__all__ = ["Committed", "is_committed", "last_committed", "micro_batches_in"]
 
 
 class Committed(NamedTuple):
     """A micro-batch: its number, and by partition the Kafka offset after the last record of it and of all before it."""
 
-    batch_id: int
+    spark_batch_id: int
     ends: dict[int, int]
 
     def require_log(self, log: LogFound) -> None:
@@ -50,7 +50,7 @@ def last_committed(spark: SparkSession, query_checkpoint: str, topic: str) -> Co
         Corrupt: The checkpoint lacks its offsets, or they cannot be read.
         Unavailable: The place cannot be reached.
     """
-    numbers = batches_in(spark, f"{query_checkpoint}/commits")
+    numbers = micro_batches_in(spark, f"{query_checkpoint}/commits")
     if not numbers:
         return None
     file = HadoopFile(spark, f"{query_checkpoint}/offsets/{max(numbers)}")
@@ -68,9 +68,9 @@ def last_committed(spark: SparkSession, query_checkpoint: str, topic: str) -> Co
 
 def is_committed(spark: SparkSession, query_checkpoint: str) -> bool:
     """Return whether a query has committed a micro-batch. Raises Unavailable."""
-    return bool(batches_in(spark, f"{query_checkpoint}/commits"))
+    return bool(micro_batches_in(spark, f"{query_checkpoint}/commits"))
 
 
-def batches_in(spark: SparkSession, log: str) -> list[int]:
+def micro_batches_in(spark: SparkSession, log: str) -> list[int]:
     """Return the numbers of the micro-batches in a log of a checkpoint: `offsets` or `commits`. Raises Unavailable."""
     return [int(name) for name in HadoopFile(spark, log).names() if name.isdigit()]

@@ -76,7 +76,7 @@ def copy_state(checkpoint: Checkpoint, path: Path) -> None:
         message = f"the state in {url} has decided nothing yet"
         raise Invalid(message, subject=url)
     shards = Shards.read(spark, url, identity)
-    applied = shards.applied(log.topic, identity.state_epoch, identity.former_epochs, committed.batch_id + 1)
+    applied = shards.applied(log.topic, identity.state_epoch, identity.former_epochs, committed.spark_batch_id + 1)
     shards.write(path, applied, log, rows_from=identity.first_offset)
 
 

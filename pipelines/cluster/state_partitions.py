@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from checkpoints.spark_progress import planned_partitions, with_partitions
-from pipelines.cluster.committed import batches_in
+from pipelines.cluster.committed import micro_batches_in
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt, Invalid
 
@@ -39,10 +39,10 @@ def state_partitions(spark: SparkSession, query_checkpoint: str) -> StatePartiti
         Corrupt: A plan is missing or cannot be read.
         Unavailable: The place cannot be reached.
     """
-    planned = max(batches_in(spark, f"{query_checkpoint}/offsets"), default=None)
+    planned = max(micro_batches_in(spark, f"{query_checkpoint}/offsets"), default=None)
     if planned is None:
         return None
-    committed = max(batches_in(spark, f"{query_checkpoint}/commits"), default=None)
+    committed = max(micro_batches_in(spark, f"{query_checkpoint}/commits"), default=None)
     planned_count = _count(*_plan(spark, query_checkpoint, planned))
     if committed in {None, planned}:
         return StatePartitions(planned_count, committed, planned)
@@ -83,9 +83,9 @@ def plan_rescale(spark: SparkSession, query_checkpoint: str, found: StatePartiti
     plan.write(with_partitions(text, partitions).encode(), overwrite=False)
 
 
-def _plan(spark: SparkSession, query_checkpoint: str, batch_id: int) -> tuple[str, str]:
+def _plan(spark: SparkSession, query_checkpoint: str, spark_batch_id: int) -> tuple[str, str]:
     """Return the URL and the content of a plan."""
-    file = HadoopFile(spark, f"{query_checkpoint}/offsets/{batch_id}")
+    file = HadoopFile(spark, f"{query_checkpoint}/offsets/{spark_batch_id}")
     return file.url, (file.read() or b"").decode(errors="replace")
 
 

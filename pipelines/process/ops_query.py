@@ -82,12 +82,12 @@ class OpsQuery:
         finally:
             self._handoff.close()
 
-    def _take(self, frame: DataFrame, batch_id: int) -> None:
+    def _take(self, frame: DataFrame, spark_batch_id: int) -> None:
         """Fetch one micro-batch. Called by Spark, which would report an error only as text: keep the error itself."""
         try:
             failpoint("fetch")
             self._admit()
-            self._handoff.hand_over(self._source.fetch(frame, batch_id))
+            self._handoff.hand_over(self._source.fetch(frame, spark_batch_id))
         except BaseException as error:
             self._on_failure(error)
             if isinstance(error, Exception):

@@ -93,9 +93,9 @@ class Plans:
         self.query_id = query_id
         self.ends: list[dict[int, int]] = []
 
-    def end_of(self, batch_id: int) -> dict[int, int]:
+    def end_of(self, spark_batch_id: int) -> dict[int, int]:
         """See `Plans.end_of`."""
-        return self.ends[batch_id]
+        return self.ends[spark_batch_id]
 
 
 class Letters:

@@ -77,7 +77,7 @@ def _status(
     lags = {} if ends is None else {number: max(0, ends.get(number, 0) - offset) for number, offset in decided.items()}
     return msgspec.structs.replace(
         found,
-        apply_seq=committed.batch_id + 1,
+        apply_seq=committed.spark_batch_id + 1,
         prefix=identity.prefix,
         ops_lag=sum(lags.values()) if lags else None,
         cluster=ClusterReport(

@@ -126,22 +126,22 @@ class AuditQuery:
             .start()
         )
 
-    def _write(self, copies: DeadLetterCopies, frame: DataFrame, batch_id: int) -> None:
+    def _write(self, copies: DeadLetterCopies, frame: DataFrame, spark_batch_id: int) -> None:
         """Write one micro-batch: a commit for each table that has rows in it."""
         frame.persist()
         try:
-            cursors = stored_cursors(self._spark, self._checkpoint, batch_id)
+            cursors = stored_cursors(self._spark, self._checkpoint, spark_batch_id)
             entries = new_entries(_heads(frame), cursors, self._state_epoch)
             fresh = _without(self._spark, frame, entries.repeated)
-            self._tables.append(fresh, entries.numbers, entries.partly, batch_id)
+            self._tables.append(fresh, entries.numbers, entries.partly, spark_batch_id)
             copies.copy(entries.letters)
-            self._store_cursors(batch_id + 1, cursors)
+            self._store_cursors(spark_batch_id + 1, cursors)
         finally:
             frame.unpersist()
 
-    def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
-        _cursor_file(self._spark, self._checkpoint, batch_id).write(msgspec.json.encode(cursors.ends))
-        _cursor_file(self._spark, self._checkpoint, batch_id - _CURSORS_KEPT).delete()
+    def _store_cursors(self, spark_batch_id: int, cursors: Cursors) -> None:
+        _cursor_file(self._spark, self._checkpoint, spark_batch_id).write(msgspec.json.encode(cursors.ends))
+        _cursor_file(self._spark, self._checkpoint, spark_batch_id - _CURSORS_KEPT).delete()
 
 
 def entries_per_commit_max(interval_s: float) -> int:
@@ -197,19 +197,19 @@ def new_entries(heads: Iterable[Head], cursors: Cursors, state_epoch: str) -> Ne
     return found
 
 
-def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Cursors:
+def stored_cursors(spark: SparkSession, checkpoint: str, spark_batch_id: int) -> Cursors:
     """Return the cursors with which a micro-batch of the query begins.
 
     Args:
         spark: A session.
         checkpoint: Path or URL of the checkpoint of the audit query.
-        batch_id: Number of the micro-batch; of the first one they are not stored.
+        spark_batch_id: Number of the micro-batch; of the first one they are not stored.
 
     Raises:
         Corrupt: They are missing, or cannot be read.
         Unavailable: The place cannot be reached.
     """
-    file = _cursor_file(spark, checkpoint, batch_id)
+    file = _cursor_file(spark, checkpoint, spark_batch_id)
     stored = file.read()
     try:
         if stored is not None:
@@ -217,7 +217,7 @@ def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Curso
     except DECODE_ERRORS as error:
         message = f"{file.url} cannot be read: {error}. {_AGAIN}"
         raise Corrupt(message, subject=file.url) from error
-    if batch_id:
+    if spark_batch_id:
         message = f"{file.url} is missing, so what is written to the tables is not known. {_AGAIN}"
         raise Corrupt(message, subject=file.url)
     return Cursors({})
@@ -239,8 +239,8 @@ def begins_now(connection: KafkaConnection, prefix: str) -> Beginnings:
     return fields
 
 
-def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopFile:
-    return HadoopFile(spark, f"{checkpoint}/cursors/{batch_id}")
+def _cursor_file(spark: SparkSession, checkpoint: str, spark_batch_id: int) -> HadoopFile:
+    return HadoopFile(spark, f"{checkpoint}/cursors/{spark_batch_id}")
 
 
 def audit_key(key: bytes) -> EntryKey | UnitsKey | None:

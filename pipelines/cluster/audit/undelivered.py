@@ -101,7 +101,7 @@ def _undelivered(
     query_checkpoint = audit_checkpoint(checkpoint)
     committed = last_committed(spark, query_checkpoint, topic)
     first = identity.audit_from if committed is None else committed.ends
-    cursors = stored_cursors(spark, query_checkpoint, 0 if committed is None else committed.batch_id + 1)
+    cursors = stored_cursors(spark, query_checkpoint, 0 if committed is None else committed.spark_batch_id + 1)
     facts = describe(connection, [topic]).get(topic)
     if facts is None:
         return

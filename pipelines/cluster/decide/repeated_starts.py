@@ -11,18 +11,18 @@ from pyspark.sql import SparkSession
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["WHOLE_STARTS_MAX", "noted_batch"]
+__all__ = ["WHOLE_STARTS_MAX", "noted_micro_batch"]
 
 WHOLE_STARTS_MAX = 2
 """Starts at all records of a shard."""
 
 
 class _Starts(msgspec.Struct, frozen=True):
-    batch_id: int
+    spark_batch_id: int
     count: int
 
 
-def noted_batch(spark: SparkSession, query_checkpoint: str, committed: int) -> int | None:
+def noted_micro_batch(spark: SparkSession, query_checkpoint: str, committed: int) -> int | None:
     """Count a start; return the number of a micro-batch that is to be decided with notes, or None.
 
     Args:
@@ -34,14 +34,14 @@ def noted_batch(spark: SparkSession, query_checkpoint: str, committed: int) -> i
         Unavailable: The place cannot be reached.
     """
     planned = [int(name) for name in HadoopFile(spark, f"{query_checkpoint}/offsets").names() if name.isdigit()]
-    batch_id = max(planned, default=-1)
-    if batch_id <= committed:
+    spark_batch_id = max(planned, default=-1)
+    if spark_batch_id <= committed:
         return None
     file = HadoopFile(spark, f"{query_checkpoint}-starts.json")
     before = _decoded(file.read())
-    starts = _Starts(batch_id, before.count + 1 if before.batch_id == batch_id else 1)
+    starts = _Starts(spark_batch_id, before.count + 1 if before.spark_batch_id == spark_batch_id else 1)
     file.write(msgspec.json.encode(starts))
-    return batch_id if starts.count > WHOLE_STARTS_MAX else None
+    return spark_batch_id if starts.count > WHOLE_STARTS_MAX else None
 
 
 def _decoded(stored: bytes | None) -> _Starts:

@@ -57,7 +57,7 @@ class ShardSettings(NamedTuple):
         cache_bytes: Bytes of decoded state, as stored, that each shard keeps.
         verifier: Verifies operations on queues and groups; None: they need no signature.
         shards_per_task: Shards that a task has, about: a worker keeps some more in memory.
-        noted_batch: Number of a micro-batch that is decided with notes from the first attempt on; None: none is.
+        noted_micro_batch: Number of a micro-batch that is decided with notes from the first attempt on; None: none is.
         dead: By partition, records under which the process had ended often enough before this start: they are
             quarantined, and their answers may have left.
     """
@@ -70,7 +70,7 @@ class ShardSettings(NamedTuple):
     cache_bytes: int
     verifier: OperationVerifier | None = None
     shards_per_task: int = 8
-    noted_batch: int | None = None
+    noted_micro_batch: int | None = None
     dead: Mapping[int, Collection[int]] = {}
 
 

@@ -26,7 +26,7 @@ from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["ShardProcessor"]
 
-BATCH_ID = "streaming.sql.batchId"
+SPARK_BATCH_ID = "streaming.sql.batchId"
 """Spark's name of the number of the micro-batch among the local properties of a task."""
 
 _shards = KeptShards()
@@ -109,7 +109,7 @@ class ShardProcessor(StatefulProcessor):
         context = TaskContext.get()
         if context is None:
             return None
-        is_noted = context.getLocalProperty(BATCH_ID) == str(self._settings.noted_batch)
+        is_noted = context.getLocalProperty(SPARK_BATCH_ID) == str(self._settings.noted_micro_batch)
         if context.attemptNumber() < WHOLE_ATTEMPTS_MAX and not is_noted:
             return None
         return ShardAttempts(self._connection, self._internal.attempts, partition, self._state_epoch)

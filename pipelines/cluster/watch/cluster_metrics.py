@@ -46,7 +46,7 @@ class ClusterMetrics(Collector):
             if reported is None:
                 continue
             name, progress = query.name or "", Progress.of(reported)
-            number.add_metric([name], progress.batch_id)
+            number.add_metric([name], progress.spark_batch_id)
             records.add_metric([name], progress.records)
             seconds.add_metric([name], progress.seconds)
             for partition, behind in progress.lags.items():

@@ -72,7 +72,7 @@ class DriverWatch:
         self._audit = audit
         self._retention = retention
         self._failure = failure
-        self.progress = ProgressWatch(self.queries, committed.ends, DECIDE_OPS, batch_id=committed.batch_id)
+        self.progress = ProgressWatch(self.queries, committed.ends, DECIDE_OPS, spark_batch_id=committed.spark_batch_id)
         self._sampling = Periodic("progress", SAMPLE_INTERVAL_S, self.progress.sample)
         self._log = LogWatch(connection, ops, self.progress.decided, settings.stall_s, on_failure)
 
@@ -112,7 +112,7 @@ class DriverWatch:
         deciding, failure = last.get(DECIDE_OPS), self._failure()
         return JobReport(
             folder=self._checkpoint,
-            apply_seq=0 if deciding is None else deciding.batch_id + 1,
+            apply_seq=0 if deciding is None else deciding.spark_batch_id + 1,
             kernel_form=KERNEL_FORM,
             bootstrap_servers=self._connection.bootstrap_servers,
             prefix=self._prefix,

@@ -32,7 +32,7 @@ class Progress(NamedTuple):
     """A micro-batch of a query.
 
     Attributes:
-        batch_id: Its number.
+        spark_batch_id: Its number.
         records: Records that it read.
         step_ms: Milliseconds by step, as Spark names them.
         at_ms: When it began, in ms since 1970.
@@ -42,7 +42,7 @@ class Progress(NamedTuple):
         state_bytes: Memory of the state store, in all executors; None likewise.
     """
 
-    batch_id: int
+    spark_batch_id: int
     records: int
     step_ms: dict[str, int]
     at_ms: int
@@ -64,7 +64,7 @@ class Progress(NamedTuple):
                     lags[int(partition)] = max(0, end - ends[int(partition)])
         operators = reported["stateOperators"]
         return cls(
-            batch_id=reported["batchId"],
+            spark_batch_id=reported["batchId"],
             records=reported["numInputRows"] or 0,
             step_ms=dict(reported["durationMs"]),
             at_ms=round(datetime.fromisoformat(reported["timestamp"]).timestamp() * _MS_PER_S),
@@ -83,7 +83,7 @@ class Progress(NamedTuple):
         """Return it as the report of the job has it."""
         return QueryReport(
             name=name,
-            spark_batch_id=self.batch_id,
+            spark_batch_id=self.spark_batch_id,
             records=self.records,
             seconds=self.seconds,
             at_ms=self.at_ms,
@@ -95,7 +95,7 @@ class Progress(NamedTuple):
 
 class _Sample(NamedTuple):
     at_s: float
-    batch_id: int
+    spark_batch_id: int
     ends: Mapping[int, int]
 
 
@@ -106,7 +106,7 @@ class ProgressWatch:
         queries: Returns the queries that run.
         decided: By partition of the ops topic, where the deciding query goes on.
         deciding: Name of the deciding query.
-        batch_id: Number of its last micro-batch before.
+        spark_batch_id: Number of its last micro-batch before.
         clock: Returns Unix time in seconds.
     """
 
@@ -116,7 +116,7 @@ class ProgressWatch:
         decided: Mapping[int, int],
         deciding: str,
         *,
-        batch_id: int = -1,
+        spark_batch_id: int = -1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._queries = queries
@@ -125,7 +125,7 @@ class ProgressWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._last: dict[str, Progress] = {}
-        self._samples = deque([_Sample(clock(), batch_id, dict(decided))], maxlen=POINTS_MAX)
+        self._samples = deque([_Sample(clock(), spark_batch_id, dict(decided))], maxlen=POINTS_MAX)
         self._points: deque[RatePoint] = deque(maxlen=POINTS_MAX)
 
     def sample(self) -> None:
@@ -138,7 +138,7 @@ class ProgressWatch:
             if deciding is None:
                 return
             self._decided |= deciding.ends
-            sample = _Sample(self._clock(), deciding.batch_id, dict(self._decided))
+            sample = _Sample(self._clock(), deciding.spark_batch_id, dict(self._decided))
             if (before := self._samples[-1]).at_s < sample.at_s:
                 self._points.append(_point(before, sample, deciding))
             self._samples.append(sample)
@@ -184,7 +184,7 @@ def skew_of(recent: Mapping[int, int]) -> float | None:
 
 def _point(before: _Sample, now: _Sample, deciding: Progress) -> RatePoint:
     decided = sum(end - before.ends.get(partition, 0) for partition, end in now.ends.items())
-    micro_batches = max(0, now.batch_id - before.batch_id)
+    micro_batches = max(0, now.spark_batch_id - before.spark_batch_id)
     return RatePoint(
         at_ms=round(now.at_s * _MS_PER_S),
         operations_per_s=round(decided / (now.at_s - before.at_s), 1),

@@ -74,7 +74,7 @@ class SmallJob:
         self.reports: list[MicroBatchReport] = []
         self.records = Records()
         self._next = applied.next_offset.get(0, 0)
-        self._batch_id = 0
+        self._spark_batch_id = 0
         self.apply_ops = MicroBatchApplier(
             store=store,
             require_ownership=lambda: None,
@@ -107,10 +107,10 @@ class SmallJob:
 
     def run_records(self, batch: list[KafkaRecord], planned_end: int) -> None:
         plan = f'v1\n{{}}\n{{"{TOPIC}":{{"0":{planned_end}}}}}'
-        (self.checkpoint / "offsets" / str(self._batch_id)).write_text(plan)
+        (self.checkpoint / "offsets" / str(self._spark_batch_id)).write_text(plan)
         self.records.batch = batch
         with Lap("fetch") as fetch:
             fetch.facts["records"] = len(batch)
-        self.apply_ops(MicroBatch(self._batch_id, None, fetch))
+        self.apply_ops(MicroBatch(self._spark_batch_id, None, fetch))
         self._next = planned_end
-        self._batch_id += 1
+        self._spark_batch_id += 1

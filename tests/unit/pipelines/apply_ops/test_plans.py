@@ -17,8 +17,8 @@ class FixedPlans:
     def __init__(self, *ends: dict[int, int]) -> None:
         self._ends = ends
 
-    def end_of(self, batch_id: int) -> dict[int, int]:
-        return self._ends[batch_id]
+    def end_of(self, spark_batch_id: int) -> dict[int, int]:
+        return self._ends[spark_batch_id]
 
 
 @pytest.mark.parametrize(

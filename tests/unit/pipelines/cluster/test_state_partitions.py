@@ -41,10 +41,10 @@ def files(monkeypatch: pytest.MonkeyPatch) -> HadoopFiles:
 def put(files: HadoopFiles, *planned: int, committed: int = 0) -> None:
     """Store the plans of micro-batches with these numbers of partitions, of which the first ones are committed."""
     files.clear()
-    for batch_id, partitions in enumerate(planned):
-        files[f"{DECIDING}/offsets/{batch_id}"] = plan(partitions, 100 * batch_id)
-        if batch_id < committed:
-            files[f"{DECIDING}/commits/{batch_id}"] = b"v1\n{}"
+    for spark_batch_id, partitions in enumerate(planned):
+        files[f"{DECIDING}/offsets/{spark_batch_id}"] = plan(partitions, 100 * spark_batch_id)
+        if spark_batch_id < committed:
+            files[f"{DECIDING}/commits/{spark_batch_id}"] = b"v1\n{}"
 
 
 class Spark:
@@ -59,7 +59,7 @@ class Spark:
 
     def repartition(self, checkpoint: str, partitions: int) -> None:
         self.repartitioned.append((checkpoint, partitions))
-        last = max(committed.batches_in(cast("Any", None), f"{checkpoint}/offsets"))
+        last = max(committed.micro_batches_in(cast("Any", None), f"{checkpoint}/offsets"))
         self._files[f"{checkpoint}/commits/{last}"] = b""
 
     class conf:  # noqa: N801 - Spark's name
@@ -155,7 +155,7 @@ def test_a_micro_batch_that_is_not_committed_is_passed_over(files: HadoopFiles, 
     rescale_to_three(spark)
     assert files[f"{DECIDING}/offsets/3"] == plan(3, end=100)
     assert spark.repartitioned == [(DECIDING, 3)]
-    assert sorted(committed.batches_in(spark, f"{DECIDING}/commits")) == [0, 1, 3]
+    assert sorted(committed.micro_batches_in(spark, f"{DECIDING}/commits")) == [0, 1, 3]
     put(files, 2, 2, committed=2)
     rescale_to_three(spark)
     assert f"{DECIDING}/offsets/2" not in files, "Spark plans it by itself"

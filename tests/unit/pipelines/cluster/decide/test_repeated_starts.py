@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from pyspark import TaskContext
 
 from pipelines.cluster.decide import repeated_starts, shard_processor
-from pipelines.cluster.decide.repeated_starts import noted_batch
+from pipelines.cluster.decide.repeated_starts import noted_micro_batch
 from pipelines.cluster.decide.shard_processor import ShardProcessor
 from popstream.kafka_connection import KafkaConnection
 from tests.unit.pipelines.cluster.decide.test_shard import SETTINGS
@@ -46,7 +46,7 @@ def test_the_third_start_with_a_micro_batch_decides_it_with_notes(monkeypatch: p
     monkeypatch.setattr(repeated_starts, "HadoopFile", File)
 
     def start(committed: int) -> int | None:
-        return noted_batch(NO_SPARK, "/state/decide_ops", committed)
+        return noted_micro_batch(NO_SPARK, "/state/decide_ops", committed)
 
     assert [start(1) for _ in range(4)] == [None] * 4, "all that was planned is committed"
     assert not files.content
@@ -61,14 +61,14 @@ class Context(NamedTuple):
     """In place of the one of a task of Spark."""
 
     attempt: int
-    batch_id: str | None
+    spark_batch_id: str | None
 
     def attemptNumber(self) -> int:  # noqa: N802 - Spark's name
         return self.attempt
 
     def getLocalProperty(self, key: str) -> str | None:  # noqa: N802
         assert key == "streaming.sql.batchId"
-        return self.batch_id
+        return self.spark_batch_id
 
 
 def test_a_task_notes_its_records_from_its_third_attempt_or_in_such_a_micro_batch(
@@ -76,9 +76,9 @@ def test_a_task_notes_its_records_from_its_third_attempt_or_in_such_a_micro_batc
 ) -> None:
     monkeypatch.setattr(shard_processor, "ShardAttempts", lambda *_: "notes")
 
-    def notes(attempt: int, batch_id: str | None, noted: int | None) -> object:
-        monkeypatch.setattr(TaskContext, "get", lambda: Context(attempt, batch_id))
-        settings = SETTINGS._replace(noted_batch=noted)
+    def notes(attempt: int, spark_batch_id: str | None, noted: int | None) -> object:
+        monkeypatch.setattr(TaskContext, "get", lambda: Context(attempt, spark_batch_id))
+        settings = SETTINGS._replace(noted_micro_batch=noted)
         return ShardProcessor(settings, KafkaConnection("kafka:9092"), "p", 4, "epoch")._attempts(0)
 
     assert notes(0, "7", None) is None

@@ -23,14 +23,16 @@ class Watched:
     def __init__(self, decided: dict[int, int]) -> None:
         self.query = SimpleNamespace(name="decide_ops", lastProgress=None)
         self.now_s = 100.0
-        self.watch = ProgressWatch(lambda: [self.query], decided, "decide_ops", batch_id=6, clock=lambda: self.now_s)
+        self.watch = ProgressWatch(
+            lambda: [self.query], decided, "decide_ops", spark_batch_id=6, clock=lambda: self.now_s
+        )
 
-    def report(self, batch_id: int, *ends: int) -> None:
+    def report(self, spark_batch_id: int, *ends: int) -> None:
         """Two seconds later the query has come so far."""
         self.now_s += 2.0
         offsets = {"p.ops": {str(partition): end for partition, end in enumerate(ends)}}
         sources = [{"endOffset": offsets, "latestOffset": offsets}]
-        self.query.lastProgress = {**REPORTED, "batchId": batch_id, "sources": sources}
+        self.query.lastProgress = {**REPORTED, "batchId": spark_batch_id, "sources": sources}
         self.watch.sample()
 
 
