@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from connectors.delta.history_start import first_day_of
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.log.transactions import epochs_of
-from connectors.delta.pieces import each_batch
+from connectors.delta.pieces import each_table_part
 from connectors.delta.row_totals import NO_ROWS, RowTotal, WrittenTotals, totals_by_day
 from connectors.delta.tables import CONSUME_QUEUE, TABLES, table_path
 from expectations.scope import ALL_ROWS, Scope
@@ -92,7 +92,7 @@ def _found(delta_root: Path, table: str, version: int, after: Mapping[str, int],
     assert day is not None, "every table of the job is partitioned by a date"
     number = "build_seq" if table == CONSUME_QUEUE.name else "apply_seq"
     totals: dict[Key, RowTotal] = {}
-    for rows in each_batch(table_path(delta_root, table), version, described, since=scope.first_day(table)):
+    for rows in each_table_part(table_path(delta_root, table), version, described, since=scope.first_day(table)):
         epochs = rows["state_epoch"].combine_chunks().fill_null(_NO_EPOCH)
         for epoch in epochs.unique().to_pylist():
             is_counted = pc.and_(pc.equal(epochs, epoch), pc.greater(rows[number], after.get(epoch, -1)))

@@ -34,7 +34,7 @@ __all__ = [
     "PiecedTable",
     "Span",
     "TablePiece",
-    "each_batch",
+    "each_table_part",
     "find_pieces",
     "read_piece",
     "rows_between",
@@ -140,7 +140,7 @@ def read_piece(table: Path, piece: TablePiece, schema: pa.Schema, *, may_lack: C
         return opened.row_group(piece.row_group, schema, may_lack)
 
 
-def each_batch(path: Path, version: int, table: Table, *, since: dt.date | None = None) -> Iterator[pa.Table]:
+def each_table_part(path: Path, version: int, table: Table, *, since: dt.date | None = None) -> Iterator[pa.Table]:
     """Yield all rows of a table at a version with all its columns, some thousand rows at a time, in no order.
 
     Args:

@@ -15,7 +15,7 @@ import pytest
 from connectors.delta.compaction import compact
 from connectors.delta.erasure import Wanted, erase
 from connectors.delta.log.table_log import read_data_files
-from connectors.delta.pieces import each_batch, find_pieces, read_piece
+from connectors.delta.pieces import each_table_part, find_pieces, read_piece
 from connectors.delta.schemas import arrow_schema, columns_of
 from connectors.delta.table_damage import damage_in
 from connectors.delta.tables import TABLES, table_path
@@ -40,7 +40,7 @@ def read_by_pieces(root: Path) -> None:
 
 
 def read_all(root: Path) -> None:
-    for rows in each_batch(table_path(root, "deliveries"), 3, DELIVERIES):
+    for rows in each_table_part(table_path(root, "deliveries"), 3, DELIVERIES):
         assert rows.schema == arrow_schema(DELIVERIES)
 
 

@@ -22,7 +22,7 @@ from connectors.delta.erasure import Erased, Wanted, erase
 from connectors.delta.log.commits import commits_after
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.log.write_commit import commit_info, txn_action, write_commit
-from connectors.delta.pieces import each_batch
+from connectors.delta.pieces import each_table_part
 from connectors.delta.row_totals import NO_ROWS, RowTotalsWriter, WrittenTotals, totals_by_day
 from connectors.delta.tables import TABLES, table_path
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -43,8 +43,8 @@ def append_counted(root: Path, name: str, rows: list[Any], seq: int) -> None:
     log = require_table_log(root / name)
     totals = RowTotalsWriter(name, "epoch-1", log.txns, seq - 1 if seq > 1 else -1, was_restored=False)
     before = version - 1
-    for batch in each_batch(root / name, version, TABLES[name]):
-        totals.add(batch.filter(pc.equal(batch["apply_seq"], seq)), "op_date")
+    for part in each_table_part(root / name, version, TABLES[name]):
+        totals.add(part.filter(pc.equal(part["apply_seq"], seq)), "op_date")
     txns = [txn_action(app, number) for app, number in totals.txns().items()]
     write_commit(root / name, before + 1, [commit_info(version, "WRITE"), *txns], lambda _: None, durable=False)
 
@@ -54,8 +54,8 @@ def require_totals(root: Path, name: str) -> None:
     log = require_table_log(root / name)
     written = WrittenTotals(name, log.txns)
     found: dict[Any, Any] = {}
-    for batch in each_batch(root / name, log.version, TABLES[name]):
-        for day, total in totals_by_day(batch, "op_date").items():
+    for part in each_table_part(root / name, log.version, TABLES[name]):
+        for day, total in totals_by_day(part, "op_date").items():
             found[day] = found.get(day, NO_ROWS).plus(total)
     assert found
     assert {day: written.total("epoch-1", day) for day in found} == found
