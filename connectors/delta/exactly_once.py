@@ -32,7 +32,7 @@ from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, write_commit
 from connectors.delta.row_totals import RowTotalsWriter
 from connectors.delta.spark_errors import SPARK_ERRORS
-from connectors.delta.store import CHECKPOINT_INTERVAL, ensure_table, require_appendable, write_checkpoint
+from connectors.delta.store import TABLE_CHECKPOINT_INTERVAL, ensure_table, require_appendable, write_table_checkpoint
 from connectors.delta.tables import Table, table_path
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced
 
@@ -183,8 +183,8 @@ class ExactlyOnceTable:
         self._totals.committed()
         self._version, self.committed, self.delivered = committed, version, version
         self._own_commit = _identity(commit_file(self._path, committed))
-        if committed // CHECKPOINT_INTERVAL > before // CHECKPOINT_INTERVAL:
-            self._write_checkpoint()
+        if committed // TABLE_CHECKPOINT_INTERVAL > before // TABLE_CHECKPOINT_INTERVAL:
+            self._write_table_checkpoint()
         return counted.rows
 
     def skip(self, version: int) -> None:
@@ -234,10 +234,10 @@ class ExactlyOnceTable:
             message = f"another process has replaced version {self._version} of {self.name}, with rows of it: {RESTORE}"
             raise Corrupt(message, subject=self.name)
 
-    def _write_checkpoint(self) -> None:
+    def _write_table_checkpoint(self) -> None:
         """Let Spark write a checkpoint. Without one, readers only read more commits."""
         try:
-            write_checkpoint(self._spark, self._path)
+            write_table_checkpoint(self._spark, self._path)
             commit = read_commit(self._path, self._version) if self._durable else None
         except (*SPARK_ERRORS, Corrupt) as error:
             _log.warning("no_checkpoint_written", table=self.name, version=self._version, error=str(error)[:500])

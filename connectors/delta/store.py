@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from connectors.delta.log.table_log import DataFiles, TableLog
 
 __all__ = [
-    "CHECKPOINT_INTERVAL",
+    "TABLE_CHECKPOINT_INTERVAL",
     "column_differences",
     "create_table",
     "ensure_table",
@@ -34,14 +34,14 @@ __all__ = [
     "require_columns",
     "require_rewritable",
     "types_of",
-    "write_checkpoint",
+    "write_table_checkpoint",
 ]
 
-CHECKPOINT_INTERVAL: Final = 50
+TABLE_CHECKPOINT_INTERVAL: Final = 50
 """Commits after which a checkpoint of the log is due."""
 
 _PROPERTIES: Final = {
-    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+    "delta.checkpointInterval": str(TABLE_CHECKPOINT_INTERVAL),
     "delta.logRetentionDuration": "interval 7 days",
 }
 _CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
@@ -157,8 +157,8 @@ def require_rewritable(path: Path, table: Table, found: DataFiles) -> None:
         raise Invalid(message, subject=table.name)
 
 
-def write_checkpoint(spark: SparkSession, path: Path) -> None:
-    """Let Delta write a checkpoint of a table's newest version, and delete commits that it need not keep any more."""
+def write_table_checkpoint(spark: SparkSession, path: Path) -> None:
+    """Let Delta write the checkpoint of a table's newest version, and delete commits that it need not keep any more."""
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for it
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path))  # noqa: SLF001
     none = jvm.scala.Option.empty()

@@ -161,10 +161,10 @@ class Job:
             self._check_topics()
             applied = self._open_state()
             self._open_producers(applied)
-            checkpoint = fresh_checkpoint(self.folder.spark)
-            self._wire_apply_ops(applied, checkpoint)
+            spark_checkpoint = fresh_checkpoint(self.folder.spark)
+            self._wire_apply_ops(applied, spark_checkpoint)
             self._start_audit()
-            self._start_query(applied, checkpoint)
+            self._start_query(applied, spark_checkpoint)
             self._start_ticker()
             self._start_builder()
             self._start_upkeep()
@@ -378,7 +378,7 @@ class Job:
         self._stack.callback(self.publisher.stop)
         self.publisher.start()
 
-    def _wire_apply_ops(self, applied: Applied, checkpoint: Path) -> None:
+    def _wire_apply_ops(self, applied: Applied, spark_checkpoint: Path) -> None:
         settings = self.settings
         self.ticker = Ticker(self._send_tick, self.fail)
         self._source = OpsSource(
@@ -401,7 +401,7 @@ class Job:
                 signer=signer,
             ),
             source=self._source,
-            plans=SparkPlans(checkpoint, self.topics.ops),
+            plans=SparkPlans(spark_checkpoint, self.topics.ops),
             delivered=self._flusher.committed,
             publish=self.publisher.publish,
             observe=self._observe,
@@ -449,7 +449,7 @@ class Job:
         self.flush_loop.start()
         self._stack.callback(self.flush_loop.stop)
 
-    def _start_query(self, applied: Applied, checkpoint: Path) -> None:
+    def _start_query(self, applied: Applied, spark_checkpoint: Path) -> None:
         query = OpsQuery(
             self._spark,
             self._source,
@@ -459,7 +459,7 @@ class Job:
             on_end=self._end.set,
         )
         self._stack.callback(query.stop)
-        query.start({p: applied.next_offset.get(p, 0) for p in range(self.ops.partition_count)}, checkpoint)
+        query.start({p: applied.next_offset.get(p, 0) for p in range(self.ops.partition_count)}, spark_checkpoint)
 
     def _start_ticker(self) -> None:
         if self.settings.ticks:

@@ -55,19 +55,19 @@ class OpsQuery:
         self._handoff = Handoff(apply, lambda: join_pool(spark, PIPELINE))
         self._query: StreamingQuery | None = None
 
-    def start(self, next_offset: Mapping[int, int], checkpoint: Path) -> None:
+    def start(self, next_offset: Mapping[int, int], spark_checkpoint: Path) -> None:
         """Start the query.
 
         Args:
             next_offset: The first Kafka offset to decide, by partition.
-            checkpoint: Spark's checkpoint folder, which must be new.
+            spark_checkpoint: Folder of Spark's checkpoint, which must be new.
         """
         join_pool(self._spark, PIPELINE)
         failpoint("start")
         self._query = (
             self._source.stream(next_offset)
             .writeStream.queryName(PIPELINE)
-            .option("checkpointLocation", str(checkpoint))
+            .option("checkpointLocation", str(spark_checkpoint))
             .foreachBatch(self._take)
             .start()
         )

@@ -18,7 +18,7 @@ from connectors.delta.compaction import Compacted, compact
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.log.table_log import DataFile, read_data_files
 from connectors.delta.log.write_commit import write_commit
-from connectors.delta.store import write_checkpoint
+from connectors.delta.store import write_table_checkpoint
 from connectors.delta.tables import DELIVERIES, table_path
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from tests.support.audit_tables import flushed, slices, stored_seqs
@@ -73,7 +73,7 @@ def test_what_spark_skips_of_a_compacted_table_has_no_row_that_it_asks_for(
 ) -> None:
     flushed(start(), 6)
     # Its files have no order.
-    write_checkpoint(spark, table_path(root, "deliveries"))
+    write_table_checkpoint(spark, table_path(root, "deliveries"))
     sizes = [file.size for file in data_files(root)]
     monkeypatch.setattr("connectors.delta.compaction.FILE_BYTES", 3 * max(sizes))
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=6, into=2)

@@ -34,7 +34,7 @@ from connectors.delta.log.write_commit import write_commit
 from connectors.delta.restore_queries import whole_versions
 from connectors.delta.rows import encode_rows
 from connectors.delta.spark_tables import register_views
-from connectors.delta.store import ensure_table, write_checkpoint
+from connectors.delta.store import ensure_table, write_table_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, TABLES
 from expectations.opened_tables import OpenedTables
 from expectations.scope import ALL_ROWS
@@ -622,8 +622,8 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(
     def refuse(*_: object) -> None:
         raise PySparkException("no memory")
 
-    monkeypatch.setattr(exactly_once, "CHECKPOINT_INTERVAL", 2)
-    monkeypatch.setattr(exactly_once, "write_checkpoint", refuse)
+    monkeypatch.setattr(exactly_once, "TABLE_CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(exactly_once, "write_table_checkpoint", refuse)
     flushed(start(), 3)
     assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
 
@@ -675,7 +675,7 @@ def test_commits_of_others_that_are_gone_are_no_other_writer(
     path = root / "deliveries"
     for property_ in ("a", "b"):
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('x.{property_}' = '1')")
-    write_checkpoint(spark, path)
+    write_table_checkpoint(spark, path)
     for version in range(4):
         (path / "_delta_log" / f"{version:020d}.json").unlink()
     assert flusher.flush("deliveries", slices([3]), 3) == 2

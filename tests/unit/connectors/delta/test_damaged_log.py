@@ -171,7 +171,7 @@ def test_an_empty_commit_is_one_that_a_power_loss_took(root: Path) -> None:
     assert (after.version, after.txns) == (4, before.txns)
 
 
-def write_checkpoint(root: Path, version: int) -> Path:
+def write_table_checkpoint(root: Path, version: int) -> Path:
     """Write a classic checkpoint, with the actions up to a version as Delta has them."""
     texts = [commit(root, number).read_text().splitlines() for number in range(version + 1)]
     actions = [json.loads(line) for lines in texts for line in lines]
@@ -206,7 +206,7 @@ def write_checkpoint(root: Path, version: int) -> Path:
 def test_a_damaged_checkpoint(root: Path, harm: Callable[[Path], None]) -> None:
     """Nothing is lost as long as the commits before it are there; otherwise the checkpoint is named."""
     before = read_everything(root)
-    file = write_checkpoint(root, 2)
+    file = write_table_checkpoint(root, 2)
     commit(root, 0).rename(root / "kept")
     assert read_table_log(root / NAME) == before[0]
     assert read_data_files(root / NAME) == before[1]
@@ -227,7 +227,7 @@ def test_a_damaged_checkpoint(root: Path, harm: Callable[[Path], None]) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", None])
 def test_the_pointer_to_the_last_checkpoint_is_not_needed(root: Path, content: bytes | None) -> None:
     before = read_everything(root)
-    write_checkpoint(root, 2)
+    write_table_checkpoint(root, 2)
     if content is not None:
         (root / NAME / "_delta_log" / "_last_checkpoint").write_bytes(content)
     assert read_everything(root) == before
@@ -235,7 +235,7 @@ def test_the_pointer_to_the_last_checkpoint_is_not_needed(root: Path, content: b
 
 def test_a_checkpoint_of_commits_that_are_lost(root: Path) -> None:
     """Delta cannot read such a table, and nothing but the checkpoint says what the lost commits had."""
-    write_checkpoint(root, 3)
+    write_table_checkpoint(root, 3)
     for version in (2, 3):
         commit(root, version).unlink()
     with pytest.raises(Corrupt, match=f"the log of {NAME} lacks version 3, and has a checkpoint of it: bring it back"):

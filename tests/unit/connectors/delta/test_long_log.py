@@ -19,7 +19,7 @@ from connectors.delta.log.commits import commit_file
 from connectors.delta.log.table_log import DataFiles, read_data_files
 from connectors.delta.log.transactions import app_id
 from connectors.delta.log.write_commit import commit_info, txn_action
-from connectors.delta.store import CHECKPOINT_INTERVAL
+from connectors.delta.store import TABLE_CHECKPOINT_INTERVAL
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from tests.support.delta_files import create_table
 from tests.support.written_rows import version_of, writer
@@ -55,7 +55,7 @@ def written(root: Path, checkpoints: int) -> Path:
     path = create_table(root, TABLE.name)
     DeltaTable(path).create_checkpoint()
     for number in range(1, checkpoints + 1):
-        shutil.copy(checkpoint_file(path, 0), checkpoint_file(path, number * CHECKPOINT_INTERVAL))
+        shutil.copy(checkpoint_file(path, 0), checkpoint_file(path, number * TABLE_CHECKPOINT_INTERVAL))
     app = app_id("pipeline", TABLE.name, "epoch")
     for version in range(1, newest(checkpoints) + 1):
         actions = [commit_info(version - 1, "WRITE"), txn_action(app, version)]
@@ -64,7 +64,7 @@ def written(root: Path, checkpoints: int) -> Path:
 
 
 def newest(checkpoints: int) -> int:
-    return checkpoints * CHECKPOINT_INTERVAL + SINCE_CHECKPOINT
+    return checkpoints * TABLE_CHECKPOINT_INTERVAL + SINCE_CHECKPOINT
 
 
 def checkpoint_file(path: Path, version: int) -> Path:
