@@ -3,14 +3,14 @@
 A builder scans the log in stretches and appends them; the result does not depend on where they were cut.
 
 >>> import numpy as np
->>> values: dict[Place, bytes] = {}
+>>> values: dict[Place, bytes | None] = {}
 >>> queue = ConsumeQueue.new("topic id", "simple", start_offset=40)
 >>> found = Units.simple(np.array([40, 41, 44]), np.array([120, 80, 95]), np.array([1_000, 1_000, 1_007]))
 >>> revision = append(queue, values.get, number_messages(queue, values.get, Scan(40, 46, found)))
->>> apply_revision(revision, values)
+>>> values.update(revision.writes)
 >>> queue = revision.queue
->>> unit_at(queue, values.get, 42), list(holes(queue, values.get, 40, 46))
-(<Absence.HOLE: 'HOLE'>, [(42, 44), (45, 46)])
+>>> list(holes(queue, values.get, 40, 46))
+[(42, 44), (45, 46)]
 >>> found = first_unit_since(queue, values.get, 1_001)
 >>> found and found.queue_offset
 44
@@ -20,7 +20,6 @@ from broker_state.consume_queue.block import BLOCK_OFFSETS, Block, encode_block
 from broker_state.consume_queue.building import (
     Revision,
     append,
-    apply_revision,
     move_start,
     number_messages,
     truncate,
@@ -35,7 +34,6 @@ from broker_state.consume_queue.lookup import (
     latest_time_ms,
     message_base_at,
     message_count,
-    unit_at,
     unit_at_or_after,
     unit_of_message,
     units_between,
@@ -64,7 +62,6 @@ __all__ = [
     "Units",
     "accepted_units",
     "append",
-    "apply_revision",
     "dispatches_of",
     "encode_block",
     "first_unit_since",
@@ -80,7 +77,6 @@ __all__ = [
     "place_key",
     "skips_of",
     "truncate",
-    "unit_at",
     "unit_at_or_after",
     "unit_of_message",
     "units_between",

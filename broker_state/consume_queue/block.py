@@ -50,8 +50,8 @@ def encode_block(scan: Scan) -> bytes:
     >>> block = Block(1, encode_block(Scan(1024, 1500, units)))
     >>> block.scan == Scan(1024, 1500, units), block.scan_first, block.scan_end
     (True, 1024, 1500)
-    >>> [block.row_of(queue_offset) for queue_offset in (1026, 1028, 1030, 1499)]
-    [0, None, 2, None]
+    >>> [block.row_at_or_after(queue_offset) for queue_offset in (1026, 1028, 1030, 1499)]
+    [0, 2, 2, 3]
     >>> block.unit(2).size_bytes
     91
     """
@@ -120,11 +120,6 @@ class Block:
         if self._is_dense:
             return ((1 << self.unit_count) - 1) << self._first
         return int.from_bytes(self._table.tail[_SCANNED.size : self._more_at], "little")
-
-    def row_of(self, queue_offset: int) -> int | None:
-        """Return the row of the unit at a queue offset of the block; None if there is none."""
-        place = queue_offset - self._origin
-        return self._rank(place) if self._bits >> place & 1 else None
 
     def row_at_or_after(self, queue_offset: int) -> int:
         """Return the row of the first unit at or after `queue_offset`; `unit_count` if there is none."""

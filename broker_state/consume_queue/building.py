@@ -4,7 +4,7 @@ Each function returns a `Revision`: the new record, and the values to write with
 only on the record and the units of [start, end): a queue that was truncated and rebuilt has the same bytes as before.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -17,7 +17,7 @@ from broker_state.consume_queue.queue_record import BLOCK, FILTER, PAGE_SHIFT, C
 from broker_state.consume_queue.scan import Scan, merge
 from broker_state.consume_queue.summary import Summary, decode_page, encode_page, summary_of, total
 
-__all__ = ["Revision", "append", "apply_revision", "move_start", "number_messages", "truncate"]
+__all__ = ["Revision", "append", "move_start", "number_messages", "truncate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,6 @@ class Revision:
     deletes: list[tuple[int, range]] = field(default_factory=list)
     """(kind of the place, its numbers); as ranges, since there may be many."""
     writes: dict[Place, bytes | None] = field(default_factory=dict)
-
-
-def apply_revision(revision: Revision, values: MutableMapping[Place, bytes]) -> None:
-    """Apply a revision to a mapping, as the store does in a WriteBatch."""
-    for kind, numbers in revision.deletes:
-        for place in [place for place in values if place.kind == kind and place.number in numbers]:
-            del values[place]
-    for place, value in revision.writes.items():
-        if value is None:
-            values.pop(place, None)
-        else:
-            values[place] = value
 
 
 def number_messages(queue: ConsumeQueue, get: Get, scan: Scan) -> Scan:

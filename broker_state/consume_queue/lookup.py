@@ -1,7 +1,7 @@
 """Lookups of units by queue offset, message offset, store time and key; holes and counts.
 
-A lookup reads a block at its place, or descends the tree of summaries: one page per level (64 children), then a block.
-The result for a hole, or for an offset outside [start, end), is an `Absence`.
+A lookup descends the tree of summaries: one page per level (64 children), then a block.
+By queue offset or message offset the result is an `Absence` where there is no unit.
 
 By store time both bounds are exact whatever the times, which Kafka does not keep in order:
 
@@ -15,7 +15,7 @@ is at or after the unit before LOWER.
 import enum
 from collections.abc import Callable, Iterator
 
-from broker_state.consume_queue.block import BLOCK_SHIFT, Block
+from broker_state.consume_queue.block import Block
 from broker_state.consume_queue.key_filter import may_contain
 from broker_state.consume_queue.queue_record import BLOCK, FILTER, ConsumeQueue, Get, Place
 from broker_state.consume_queue.summary import Summary, decode_page
@@ -31,7 +31,6 @@ __all__ = [
     "latest_time_ms",
     "message_base_at",
     "message_count",
-    "unit_at",
     "unit_at_or_after",
     "unit_of_message",
     "units_between",
@@ -49,20 +48,6 @@ class Absence(enum.StrEnum):
     """The log was scanned there, and has no record."""
     BEYOND_END = "BEYOND_END"
     """The log was not scanned there yet, or no unit follows."""
-
-
-def unit_at(queue: ConsumeQueue, get: Get, queue_offset: int) -> Unit | Absence:
-    """Return the unit at exactly `queue_offset`."""
-    if queue_offset < queue.start_offset:
-        return Absence.BELOW_START
-    if queue_offset >= queue.end_offset:
-        return Absence.BEYOND_END
-    stored = get(Place(BLOCK, queue_offset >> BLOCK_SHIFT))
-    if stored is None:
-        return Absence.HOLE
-    block = Block(queue_offset >> BLOCK_SHIFT, stored)
-    row = block.row_of(queue_offset)
-    return Absence.HOLE if row is None else block.unit(row)
 
 
 def unit_at_or_after(queue: ConsumeQueue, get: Get, queue_offset: int) -> Unit | Absence:

@@ -14,7 +14,6 @@ from broker_state.consume_queue import (
     Unit,
     Units,
     append,
-    apply_revision,
     move_start,
     number_messages,
     truncate,
@@ -41,7 +40,15 @@ class QueueLab:
         return self.values.get(place)
 
     def write(self, revision: Revision) -> None:
-        apply_revision(revision, self.values)
+        # As the store does in a WriteBatch.
+        for kind, numbers in revision.deletes:
+            for place in [place for place in self.values if place.kind == kind and place.number in numbers]:
+                del self.values[place]
+        for place, value in revision.writes.items():
+            if value is None:
+                self.values.pop(place, None)
+            else:
+                self.values[place] = value
         self.queue = ConsumeQueue.decode(revision.queue.encode())
 
     def append(

@@ -24,7 +24,6 @@ from broker_state.consume_queue import (
     first_unit_since,
     last_unit_until,
     message_count,
-    unit_at,
     unit_at_or_after,
     unit_of_message,
     units_from,
@@ -307,7 +306,8 @@ def test_a_sparse_queue_may_begin_anywhere() -> None:
     put = fact["ops"][1]["put"]
     lab = QueueLab("sparse")
     lab.scan([unit(put["base"], size_bytes=put["size"], tag_hash=put["tag"], store_time_ms=put["time"])], 2)
-    assert found(unit_at(lab.queue, lab.get, fact["ops"][2]["get"])).size_bytes == fact["expect"]["get(1).size"]
+    only = found(unit_at_or_after(lab.queue, lab.get, fact["ops"][2]["get"]))
+    assert only.size_bytes == fact["expect"]["get(1).size"]
 
 
 def test_a_queue_keeps_its_type() -> None:
@@ -335,8 +335,8 @@ def test_single_messages_by_offset(expect: dict[str, Any]) -> None:
     lab = simple(expect["max"], size_bytes=lambda _: 1_000, tag_hash=lambda at: at)
     assert message_ends(lab) == {name: expect[name] for name in ("min", "max")}
     assert expect["iterateFrom(-1)"] is expect["iterateFrom(100)"] is None
-    assert unit_at(lab.queue, lab.get, -1) == Absence.BELOW_START
-    assert unit_at(lab.queue, lab.get, 100) == Absence.BEYOND_END
+    assert by_message(lab, -1) == Absence.BELOW_START
+    assert by_message(lab, 100) == Absence.BEYOND_END
     for at, each in enumerate(units_from(lab.queue, lab.get, 0)):
         rule = expect.get("unit k", {"size": each.size_bytes, "tag": each.tag_hash, "n": each.inner_count})
         assert each.queue_offset == at

@@ -19,7 +19,6 @@ from broker_state.consume_queue import (
     last_unit_until,
     message_base_at,
     message_count,
-    unit_at,
     unit_at_or_after,
     unit_of_message,
     units_from,
@@ -84,7 +83,6 @@ def test_an_empty_queue_answers() -> None:
     for lab in (QueueLab("batch", 40, 7), QueueLab("sparse", 40), QueueLab("simple", 40)):
         queue, get = lab.queue, lab.get
         base = 7 if queue.queue_type == "batch" else 40
-        assert [unit_at(queue, get, offset) for offset in (-1, 39, 40)] == ["BELOW_START", "BELOW_START", "BEYOND_END"]
         assert unit_at_or_after(queue, get, 0) == Absence.BEYOND_END
         assert [unit_of_message(queue, get, at) for at in (-1, base - 1, base)] == [
             "BELOW_START",
@@ -103,7 +101,7 @@ def test_a_queue_of_holes_alone() -> None:
     lab = QueueLab("batch", 100, 7)
     lab.scan([], 5_000_000)
     assert lab.values == {}
-    assert unit_at(lab.queue, lab.get, 100) == Absence.HOLE
+    assert unit_at_or_after(lab.queue, lab.get, 100) == Absence.BEYOND_END
     assert list(holes(lab.queue, lab.get, 0, 10**9)) == [(100, 5_000_000)]
     assert (lab.queue.end_offset, lab.queue.end_message_base) == (5_000_000, 7)
     lab.move_start(6_000_000)
@@ -127,7 +125,7 @@ def test_the_anchor_moves_with_the_start() -> None:
     lab.move_start(3_000)
     queue, get = lab.queue, lab.get
     assert (queue.start_message_base, queue.message_count) == (31_000, 20_000)
-    assert unit_of_message(queue, get, 30_999) == unit_at(queue, get, 2_999) == Absence.BELOW_START
+    assert unit_of_message(queue, get, 30_999) == Absence.BELOW_START
     batch = unit_of_message(queue, get, 31_005)
     assert isinstance(batch, Unit)
     assert (batch.queue_offset, batch.message_base) == (3_000, 31_000)
@@ -149,7 +147,6 @@ def test_what_a_search_reads_in_a_long_queue() -> None:
         return before
 
     lab.gets = 0
-    assert reads(unit_at(queue, get, 777_777)) == 1
     assert reads(unit_at_or_after(queue, get, 777_777)) == queue.top_level + 1
     assert reads(first_unit_since(queue, get, 12_345)) == queue.top_level + 1
     assert reads(last_unit_until(queue, get, 12_345)) == queue.top_level + 1
