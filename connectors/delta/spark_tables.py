@@ -38,17 +38,11 @@ def register_tables(spark: SparkSession, root: Path) -> Sequence[str]:
         location = str(table_path(root, name).absolute()).replace("\\", "\\\\").replace("'", "\\'")
         spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{location}'")
     paths = {name: table_path(root, name) for name in found}
-    return [*found, *_register_views(spark, paths)]
+    return [*found, *register_views(spark, paths)]
 
 
-def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> None:
-    """Register each table of `paths` (folder by table name) as a temporary view, and the views on them."""
-    for table, path in paths.items():
-        spark.read.format("delta").load(str(path)).createOrReplaceTempView(table)
-    _register_views(spark, paths)
-
-
-def _register_views(spark: SparkSession, paths: Mapping[str, Path]) -> list[str]:
+def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> list[str]:
+    """Register the views on tables that are registered, given as folder by name; return the names of the views."""
     first_days = {name: first_day_of(require_table_log(path).txns) for name, path in paths.items()}
     columns = {name: spark.table(name).columns for name in paths}
     views = {**views_on(columns), HISTORY_BEGINS: history_begins(first_days)}

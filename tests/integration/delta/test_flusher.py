@@ -33,7 +33,6 @@ from connectors.delta.log.transactions import known_versions
 from connectors.delta.log.write_commit import write_commit
 from connectors.delta.restore_queries import whole_versions
 from connectors.delta.rows import encode_rows
-from connectors.delta.spark_tables import register_views
 from connectors.delta.store import ensure_table, write_table_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, TABLES
 from expectations.opened_tables import OpenedTables
@@ -41,6 +40,7 @@ from expectations.scope import ALL_ROWS
 from expectations.suites import rules_of, suites
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.audit_tables import NOW_MS, delivery, flushed, slices, stored, stored_seqs
+from tests.support.spark_views import name_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -554,7 +554,7 @@ def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, star
     flusher.flush("operations", [(1, data) for data in encode_rows("operations", [operation, refused, whole])], 1)
     session = spark.newSession()
 
-    register_views(session, {table: root / table for table in ("operations", "deliveries")})
+    name_tables(session, root, ("operations", "deliveries"))
 
     steps = session.sql(
         "SELECT count(*) AS n, min(queue_offset) AS low, max(queue_offset) AS high, count_if(queue_offset"

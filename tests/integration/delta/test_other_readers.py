@@ -19,11 +19,11 @@ from connectors.delta.history_start import HISTORY_BEGINS
 from connectors.delta.retention import delete_before
 from connectors.delta.rows import encode_rows
 from connectors.delta.snapshot import open_snapshot
-from connectors.delta.spark_tables import register_views
 from connectors.delta.tables import AUDIT_TABLES, DELIVERIES
 from connectors.delta.views import VIEWS
 from tests.support.audit_tables import NOW_MS, delivery
 from tests.support.kernel_history import KernelHistory
+from tests.support.spark_views import name_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -115,7 +115,7 @@ def test_spark_and_duckdb_read_the_same_in_every_view(
         flusher.flush(name, [(1, data) for data in encode_rows(name, rows)], 1)
     delete_before(root, AUDIT_TABLES["commit_positions"], dt.date(2026, 11, 23))
     session = spark.newSession()
-    register_views(session, {name: root / name for name in history.tables()})
+    name_tables(session, root, history.tables())
     with DuckDbTables([open_snapshot(root / name) for name in history.tables()]) as tables:
         for view in (*VIEWS, HISTORY_BEGINS):
             sql = f"SELECT * FROM {view}"  # noqa: S608 - names of our own
