@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 VIEWS = {
     "lanes": "#lanes",
     "queues": "#queues",
-    "batches": "#batches",
+    "micro-batches": "#micro-batches",
     "message": "#message?topic=orders&queue_id=0&queue_offset=0",
     "letters": "#letters",
 }
 FILLED = {
     "lanes": "#lanes tbody tr:nth-child(50)",
     "queues": "#queues tbody tr:nth-child(50)",
-    "batches": "#batches .curve >> nth=1",
+    "micro-batches": "#micro-batches .curve >> nth=1",
     "message": "#life .badge",
     "letters": "#letters tbody tr:nth-child(50)",
 }
@@ -353,7 +353,7 @@ def test_on_a_cluster_it_begins_with_what_its_driver_follows(
     driver = ClusterAnswers(session, "/checkpoint", site.job.connection, watch)
     monkeypatch.setattr(site.answers, "answer", driver.answer)
     page = visits().enter()
-    expect(page.locator("#batches .curve").first).to_be_visible()
+    expect(page.locator("#micro-batches .curve").first).to_be_visible()
     expect(page.locator("#views a[aria-current]")).to_have_text("Micro-batches")
     expect(page.locator("#state")).to_have_text("ready")
     page.locator("#views a", has_text="Lanes").click()

@@ -1,12 +1,12 @@
 // The status page: who owns the prefix, whether the job is ready, its figures, and one view at a time.
 
 import { ApiError, Turns, get, hasToken, rememberToken } from "./api.js";
-import { Batches } from "./batches.js";
 import { element, notice } from "./dom.js";
 import { bytes, clock, count, counted, decimal, duration, moment } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { Letters } from "./letters.js";
 import { Message } from "./message.js";
+import { MicroBatches } from "./micro_batches.js";
 import { Queues } from "./queues.js";
 
 const EACH_MS = 2000;
@@ -15,7 +15,7 @@ const byId = (id) => document.getElementById(id);
 const views = {
   lanes: new Lanes(byId("lanes")),
   queues: new Queues(byId("queues")),
-  batches: new Batches(byId("batches")),
+  "micro-batches": new MicroBatches(byId("micro-batches")),
   message: new Message(byId("message")),
   letters: new Letters(byId("letters")),
 };
@@ -37,7 +37,7 @@ async function refresh() {
   if (status.reason) {
     showProblem(status.reason);
   } else {
-    home = status.value.cluster ? "batches" : "lanes";
+    home = status.value.cluster ? "micro-batches" : "lanes";
     if (!isOpen) open();
     showStatus(status.value);
     byId("age").textContent = `as of ${clock(Date.now())}`;

@@ -6,7 +6,7 @@ import { clock, decimal } from "./format.js";
 
 const RECENT = 30;
 
-export class Batches {
+export class MicroBatches {
   constructor(section) {
     this.rate = section.querySelector("#rate-chart");
     this.time = section.querySelector("#time-chart");
