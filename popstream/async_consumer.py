@@ -15,7 +15,7 @@ from popstream.deadline import left_s
 from popstream.pop.coroutine_feed import CoroutineFeed
 from popstream.pop.handler_kind import WrongKind, ends_run, require_awaitable
 from popstream.pop.handler_pool import end_forked_child, log_after_settling, unsettled
-from popstream.shutdown import install_sigterm_handler
+from popstream.shutdown import finish_before_exit, install_sigterm_handler
 from popstream.type_variables import Body
 from popstream.wire.base_errors import Invalid
 
@@ -118,7 +118,10 @@ class AsyncConsumer(Generic[Body]):
         return await in_thread(self._threads, partial(self.consumer.reject, messages, cause))
 
     async def run(self, handler: Callable[[Message[Body]], Awaitable[object]], *, tasks: int = 1) -> None:
-        """Like `Consumer.run`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
+        """Like `Consumer.run`, with `tasks` tasks in place of threads.
+
+        When cancelled, it releases the messages of its handlers; the delivery does not count as an attempt. In the main
+        thread, SIGTERM stops it like `stop`, and when its handlers have ended, it raises `SystemExit`.
 
         Raises:
             Refused: The job refuses pops of this group.
@@ -134,7 +137,7 @@ class AsyncConsumer(Generic[Body]):
     async def run_sets(
         self, handler: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int = 1
     ) -> None:
-        """Like `Consumer.run_sets`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
+        """Like `Consumer.run_sets`, with `tasks` tasks in place of threads. It ends like `run`.
 
         Raises:
             Refused: The job refuses pops of this group.
@@ -201,16 +204,17 @@ class AsyncConsumer(Generic[Body]):
         subscription = self.consumer.subscribe()
         feed = self._feed(subscription, set_size)
         handler = self.consumer.observers.around_coroutine(self.consumer, handler)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(tasks):
-                    worker = group.create_task(self._work(feed, handler))
-                    self._workers.add(worker)
-                    worker.add_done_callback(self._workers.discard)
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # all workers meet the same error
-        finally:
-            subscription.stop()
+        with finish_before_exit():
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(tasks):
+                        worker = group.create_task(self._work(feed, handler))
+                        self._workers.add(worker)
+                        worker.add_done_callback(self._workers.discard)
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None  # all workers meet the same error
+            finally:
+                subscription.stop()
 
     def _feed(self, subscription: Subscription, set_size: int) -> CoroutineFeed:
         return CoroutineFeed(subscription, set_size, self._threads, self._settling)
@@ -222,14 +226,16 @@ class AsyncConsumer(Generic[Body]):
                 await handler(messages)
             except BaseException as error:
                 end_forked_child(process_id)
+                is_cancelled = isinstance(error, asyncio.CancelledError)
+                was_cancelled_within = is_cancelled and not _is_being_cancelled()
                 if not (left := unsettled(messages)):
                     if isinstance(error, Exception):  # a cancellation is not about the messages
                         log_after_settling(messages[0], error)
-                elif isinstance(error, WrongKind):
+                elif isinstance(error, WrongKind) or (is_cancelled and not was_cancelled_within):
                     feed.release(left)
                 else:
                     feed.fail(left, error)
-                if ends_run(error) and not _was_raised_within(error):
+                if ends_run(error) and not was_cancelled_within:
                     raise
             else:
                 end_forked_child(process_id)
@@ -242,7 +248,7 @@ async def _wait(futures: set[asyncio.Future[None]], deadline_s: float) -> None:
         await asyncio.wait(futures, timeout=left_s(deadline_s))
 
 
-def _was_raised_within(error: BaseException) -> bool:
-    """Whether something that a handler awaited was cancelled, and not the task of the handler."""
+def _is_being_cancelled() -> bool:
+    """Whether it is the task of the handler that is cancelled, and not something that the handler awaited."""
     task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+    return task is not None and task.cancelling() > 0

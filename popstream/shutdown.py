@@ -6,6 +6,7 @@ After a SIGKILL no hook runs: the leases expire, or another client sends `return
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import threading
@@ -13,10 +14,10 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["Closable", "close_at_exit", "install_sigterm_handler"]
+__all__ = ["Closable", "close_at_exit", "finish_before_exit", "install_sigterm_handler"]
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """The status that a shell reports for a process that SIGTERM has ended."""
@@ -34,6 +35,10 @@ class Closable(Protocol):
 
 _open: weakref.WeakKeyDictionary[Closable, int] = weakref.WeakKeyDictionary()
 """The open clients, with the process that has made each: a forked child has no use of those of its parent."""
+_finishing: list[int] = []
+"""The process of each block of `finish_before_exit` that runs; a forked child inherits the list."""
+_terminated: set[int] = set()
+"""The processes that got SIGTERM during such a block."""
 
 
 def close_at_exit(client: Closable) -> Callable[[], None]:
@@ -56,10 +61,40 @@ def close_at_exit(client: Closable) -> Callable[[], None]:
     return unregister
 
 
+@contextlib.contextmanager
+def finish_before_exit() -> Iterator[None]:
+    """Let SIGTERM only stop the clients while the block runs; the last such block raises `SystemExit` when it ends.
+
+    For a block that an event loop runs in the main thread: an exception of a signal handler would end the loop, which
+    cancels all that runs in it. In other threads it changes nothing.
+
+    Raises:
+        SystemExit: The process got SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process_id = os.getpid()
+    _exit_if_terminated(process_id)
+    _finishing.append(process_id)
+    try:
+        yield
+    finally:
+        _finishing.remove(process_id)
+        if process_id not in _finishing:
+            _exit_if_terminated(process_id)
+
+
+def _exit_if_terminated(process_id: int) -> None:
+    if process_id in _terminated:
+        raise SystemExit(EXIT_STATUS)
+
+
 def install_sigterm_handler() -> bool:
     """Make SIGTERM end the process as `sys.exit` does, so that `with` blocks and exit hooks run.
 
-    All clients are stopped, so that threads which wait for messages can end. A second SIGTERM has its default effect,
+    All clients are stopped, so that threads which wait for messages can end. A block of `finish_before_exit` ends
+    first. A second SIGTERM has its default effect,
     and so has one in a forked child that has made no client.
 
     Returns:
@@ -93,4 +128,6 @@ class _ExitProcess:
         for client, process_id in list(_open.items()):
             if process_id == self._process_id:
                 client.stop()
-        raise SystemExit(EXIT_STATUS)
+        if self._process_id not in _finishing:
+            raise SystemExit(EXIT_STATUS)
+        _terminated.add(self._process_id)

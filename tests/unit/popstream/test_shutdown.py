@@ -85,6 +85,55 @@ def test_by_sigterm_while_a_handler_works() -> None:
     assert lines[-1] == "[([(4, 9)], 0), ([(1, 9)], 0)]"
 
 
+@pytest.mark.parametrize(
+    ("body", "given_back"),
+    [
+        ("await run_all(worker)", "[([(4, 9)], 0), ([(1, 9)], 0)]"),
+        ("await run_all(worker, other)", "[([(4, 9)], 0), ([(1, 9)], 0), ([(1, 9)], 0)]"),
+        ("task = asyncio.create_task(run_all(worker)); await asyncio.sleep(3_600)", "[([(4, 9)], 0), ([(1, 9)], 0)]"),
+    ],
+    ids=["one", "two", "in another task"],
+)
+def test_by_sigterm_while_coroutines_work(body: str, given_back: str) -> None:
+    """They end first: what they do is acked and not given back, and nothing is cancelled."""
+    process = started(
+        f"""
+        import asyncio
+        from popstream import AsyncConsumer
+        consumer.close()
+
+        async def run_all(*workers):
+            at_work = []
+
+            def handler_of(worker, number):
+                async def handle(message):
+                    at_work.append(message)
+                    if len(at_work) == len(workers):
+                        print("ready", flush=True)
+                    while not worker.consumer._subscription.is_stopped:
+                        await asyncio.sleep(0.01)
+                    await asyncio.sleep(number / 5)  # one ends before the other
+                return handle
+
+            await asyncio.gather(*(worker.run(handler_of(worker, number)) for number, worker in enumerate(workers)))
+
+        async def main():
+            async with (
+                AsyncConsumer.of(job.consumer("shipping", topics=["orders"])) as worker,
+                AsyncConsumer.of(job.consumer("invoices", topics=["orders"])) as other,
+            ):
+                {body}
+
+        asyncio.run(main())
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    status, lines = ended(process)
+    assert (status, lines) == (128 + signal.SIGTERM, [given_back])
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.parametrize(
     ("in_child", "child_status"),
