@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from popstream.awaitable import in_thread
+from popstream.awaitable import CallThreads
 from popstream.consumer import CLOSE_TIMEOUT_MS, Consumer
 from popstream.deadline import left_s
+from popstream.errors import ClientClosed
 from popstream.pop.coroutine_feed import CoroutineFeed
 from popstream.pop.handler_kind import WrongKind, ends_run, require_awaitable
 from popstream.pop.handler_pool import end_forked_child, log_after_settling, unsettled
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncConsumer"]
 
-POPS_AT_ONCE_MAX = 32
+SETTLE_THREADS_MAX = 8
+"""Requests that settle messages block only while Kafka is away, and there may be one for each message held."""
 
 
 class AsyncConsumer(Generic[Body]):
@@ -58,9 +59,9 @@ class AsyncConsumer(Generic[Body]):
         self._open = partial(Consumer, *args, value_deserializer=value_deserializer, **options)
         self._exits_on_sigterm = options.get("exit_on_sigterm", True)
         self._consumer: Consumer[Body] | None = None
-        self._pop_threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async-pop")
-        """Of their own: a pop may wait for minutes, and settling and closing must not wait for it."""
-        self._threads = ThreadPoolExecutor(thread_name_prefix="popstream-async")
+        self._threads = CallThreads("popstream-async")
+        self._settle_threads = CallThreads("popstream-async-settle", SETTLE_THREADS_MAX)
+        self._opening = asyncio.Lock()
         self._workers: set[asyncio.Future[None]] = set()
         self._settling: set[Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -90,17 +91,25 @@ class AsyncConsumer(Generic[Body]):
         Raises:
             Unavailable: Kafka does not answer.
             Invalid: The job's topics do not exist, or a setting is wrong.
+            ClientClosed: It was closed before.
         """
-        if self._consumer is None:
-            if self._exits_on_sigterm:
-                install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
-            self._consumer = await in_thread(self._threads, self._open, undo=Consumer.close)
+        async with self._opening:
+            if self._consumer is None:
+                self._require_not_closed()
+                if self._exits_on_sigterm:
+                    install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
+                consumer = await self._threads.run(self._open, undo=Consumer.close)
+                if self._closing is not None:
+                    await self._threads.run(consumer.close)
+                self._require_not_closed()
+                self._consumer = consumer
         return self
 
     async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult[Body]:  # noqa: ANN401 - Consumer.pop's
-        """Like `Consumer.pop`. When the task is cancelled, messages that still arrive are released unseen."""
-        pop = partial(self.consumer.pop, topic, queue_id, **options)
-        return await in_thread(self._pop_threads, pop, undo=self.consumer.release_unseen)
+        """Like `Consumer.pop`. When the task is cancelled, the pop is, too, and what it leases is released unseen."""
+        call = self.consumer.new_pop_call()
+        pop = partial(self.consumer.pop, topic, queue_id, call=call, **options)
+        return await self._threads.run(pop, undo=self.consumer.release_unseen, interrupt=call.interrupt)
 
     async def ack(self, messages: Iterable[Receipt]) -> list[Outcome]:
         """Like `Consumer.ack`."""
@@ -110,12 +119,12 @@ class AsyncConsumer(Generic[Body]):
         self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
     ) -> list[Outcome]:
         """Like `Consumer.change_invisible`."""
-        change = partial(self.consumer.change_invisible, messages, invisible_time_ms, suspend=suspend)
-        return await in_thread(self._threads, change)
+        change = partial(self.consumer.change_invisible_async, messages, invisible_time_ms, suspend=suspend)
+        return await (await self._settle_threads.run(change))
 
     async def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
         """Like `Consumer.reject`."""
-        return await in_thread(self._threads, partial(self.consumer.reject, messages, cause))
+        return await (await self._settle_threads.run(partial(self.consumer.reject_async, messages, cause)))
 
     async def run(self, handler: Callable[[Message[Body]], Awaitable[object]], *, tasks: int = 1) -> None:
         """Like `Consumer.run`, with `tasks` tasks in place of threads.
@@ -191,9 +200,11 @@ class AsyncConsumer(Generic[Body]):
                 await _wait({asyncio.wrap_future(settling) for settling in list(self._settling)}, deadline_s)
             finally:
                 left_ms = round(left_s(deadline_s) * 1000)
-                await in_thread(self._threads, partial(self._consumer.close, release=release, timeout_ms=left_ms))
-        self._pop_threads.shutdown(wait=False)
-        self._threads.shutdown(wait=False)
+                await self._threads.run(partial(self._consumer.close, release=release, timeout_ms=left_ms))
+
+    def _require_not_closed(self) -> None:
+        if self._closing is not None:
+            raise ClientClosed.of("consumer", None)
 
     async def _run(
         self, handler: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int
@@ -217,7 +228,7 @@ class AsyncConsumer(Generic[Body]):
                 subscription.stop()
 
     def _feed(self, subscription: Subscription, set_size: int) -> CoroutineFeed:
-        return CoroutineFeed(subscription, set_size, self._threads, self._settling)
+        return CoroutineFeed(subscription, set_size, self._threads, self._settle_threads, self._settling)
 
     async def _work(self, feed: CoroutineFeed, handler: Callable[[Sequence[Message]], Awaitable[object]]) -> None:
         process_id = os.getpid()

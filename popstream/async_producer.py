@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from popstream.awaitable import in_thread
+from popstream.awaitable import CallThreads
 from popstream.errors import ClientClosed
 from popstream.producer import Producer
 from popstream.type_variables import Value
@@ -51,8 +50,9 @@ class AsyncProducer(Generic[Value]):
         self._open = partial(Producer, *args, value_serializer=value_serializer, **options)
         self._producer: Producer[Value] | None = None
         # One thread: what would block is sent in the order of the calls.
-        self._thread = ThreadPoolExecutor(1, "popstream-async-producer")
+        self._thread = CallThreads("popstream-async-producer", 1)
         self._blocked_count = 0
+        self._opening = asyncio.Lock()
         self._is_closed = False
 
     @classmethod
@@ -82,8 +82,14 @@ class AsyncProducer(Generic[Value]):
             Invalid: The job's topics do not exist, or a setting is wrong.
             ClientClosed: It was closed before.
         """
-        if self._producer is None:
-            self._producer = await in_thread(self._open_thread(), self._open)
+        async with self._opening:
+            if self._producer is None:
+                self._require_not_closed()
+                producer = await self._thread.run(self._open, undo=Producer.close)
+                if self._is_closed:
+                    await self._thread.run(producer.close)
+                self._require_not_closed()
+                self._producer = producer
         return self
 
     async def send(self, topic: str, value: Value | None, **options: Any) -> AwaitableFuture[SendResult]:  # noqa: ANN401 - Producer.send's
@@ -123,7 +129,8 @@ class AsyncProducer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
         """
-        await in_thread(self._open_thread(), partial(self.producer.flush, **options))
+        self._require_not_closed()
+        await self._thread.run(partial(self.producer.flush, **options))
 
     async def close(self, **options: Any) -> None:  # noqa: ANN401 - Producer.close's
         """Like `Producer.close`. More calls do nothing."""
@@ -143,22 +150,19 @@ class AsyncProducer(Generic[Value]):
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            if self._producer is not None:
-                await in_thread(self._thread, partial(close, self._producer))
-        finally:
-            self._thread.shutdown(wait=False)
+        if self._producer is not None:
+            await self._thread.run(partial(close, self._producer))
 
-    def _open_thread(self) -> ThreadPoolExecutor:
+    def _require_not_closed(self) -> None:
         if self._is_closed:
             raise ClientClosed.of("producer", None if self._producer is None else self._producer.settings.client_id)
-        return self._thread
 
     async def _in_order(self, topic: str, send: Callable[[], Result], *, wait_for_store: bool) -> Result:
         """Send here, or in the thread if that would block, or if another message waits for the thread."""
         if not self._blocked_count and not self.producer.would_block(topic, wait_for_store=wait_for_store):
             return send()
-        handed_over = asyncio.wrap_future(self._open_thread().submit(send))
+        self._require_not_closed()
+        handed_over = asyncio.wrap_future(self._thread.submit(send))
         self._blocked_count += 1
         handed_over.add_done_callback(self._unblock)
         return await asyncio.shield(handed_over)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from popstream.outcome import Receipt, Record
     from popstream.payload.payloads import FetchCounts, Payloads
     from popstream.pop.notifications import Listen
+    from popstream.pop.pops_of_call import PopsOfCall
     from popstream.wire.answer import Answer
     from popstream.wire.command import Cause, Command
 
@@ -356,6 +357,7 @@ class Consumer(Generic[Body]):
         renew: bool = False,
         op_id: str | None = None,
         timeout_ms: int | None = None,
+        call: PopsOfCall | None = None,
     ) -> PopResult[Body]:
         """Lease messages of one queue, or of any queues of a topic, and fetch their records.
 
@@ -378,6 +380,7 @@ class Consumer(Generic[Body]):
             renew: Renew the leases before they end, by the policy of the consumer.
             op_id: Name of this pop (`new_op_id`), by which another thread can `cancel` it; for one queue only.
             timeout_ms: How long to wait for the answer beyond the poll time; default: `answer_timeout_ms`.
+            call: A `new_pop_call`, by which another thread can interrupt this one.
 
         Raises:
             NotDeclared: The job does not know the queue yet.
@@ -404,7 +407,17 @@ class Consumer(Generic[Body]):
             tags=_hashes(tags),
         )
         is_renewed = renew and self._leases.is_renewing
-        return self._pop_calls.pop(command, any_queue=queue_id is None, timeout_ms=timeout_ms, is_renewed=is_renewed)
+        return self._pop_calls.pop(
+            command,
+            call or self.new_pop_call(),
+            any_queue=queue_id is None,
+            timeout_ms=timeout_ms,
+            is_renewed=is_renewed,
+        )
+
+    def new_pop_call(self) -> PopsOfCall:
+        """Return a `call` for one `pop`, whose `renew` messages then belong to the thread that calls this."""
+        return self._pop_calls.new_call()
 
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count: int = 1, *, inner_index: int = 0
@@ -476,9 +489,15 @@ class Consumer(Generic[Body]):
             ClientClosed: The consumer was closed.
             Invalid: The time is out of range.
         """
+        return self.change_invisible_async(messages, invisible_time_ms, suspend=suspend).result()
+
+    def change_invisible_async(
+        self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
+    ) -> AwaitableFuture[list[Outcome]]:
+        """Like `change_invisible`, without waiting for the outcomes. Callbacks are as those of `ack_async`."""
         self._require_open()
         change = Change(invisible_time_ms, suspend)
-        return self._leases.settlement.change((message, change) for message in messages).result()
+        return self._leases.settlement.change((message, change) for message in messages)
 
     def release_unseen(self, messages: Iterable[Message]) -> None:
         """Release messages that nobody has seen, without waiting: the delivery does not count as an attempt.
@@ -494,8 +513,12 @@ class Consumer(Generic[Body]):
             AnswerTimeout: Some outcomes are unknown; the error holds the known ones.
             ClientClosed: The consumer was closed.
         """
+        return self.reject_async(messages, cause).result()
+
+    def reject_async(self, messages: Iterable[Receipt], cause: str | None = None) -> AwaitableFuture[list[Outcome]]:
+        """Like `reject`, without waiting for the outcomes. Callbacks are as those of `ack_async`."""
         self._require_open()
-        return self._leases.settlement.reject(messages, cause).result()
+        return self._leases.settlement.reject(messages, cause)
 
     def cancel(self, topic: str, queue_id: int, op_id: str) -> Outcome:
         """Take back a pop: a parked one ends with CANCELLED, the messages of an answered one are released.

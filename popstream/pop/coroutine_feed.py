@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
+    from popstream.awaitable import CallThreads
     from popstream.message import Message
     from popstream.pop.subscription import Subscription
 
@@ -25,7 +27,8 @@ class CoroutineFeed:
     Args:
         subscription: The source of the messages.
         set_size: Maximum number of messages of a set; in an orderly group they are of one queue.
-        threads: For calls that block.
+        threads: For calls that wait for messages.
+        settle_threads: For calls that settle messages.
         settling: Has the calls that settle messages, as long as they run.
     """
 
@@ -33,13 +36,16 @@ class CoroutineFeed:
         self,
         subscription: Subscription,
         set_size: int,
-        threads: ThreadPoolExecutor,
+        threads: CallThreads,
+        settle_threads: CallThreads,
         settling: set[Future[None]],
     ) -> None:
         self._subscription = subscription
         self._set_size = set_size
         self._threads = threads
+        self._settle_threads = settle_threads
         self._settling = settling
+        self._owner = threading.current_thread()
         self._waiters: deque[asyncio.Future[list[Message]]] = deque()
         self._serving: asyncio.Task[None] | None = None
 
@@ -77,13 +83,9 @@ class CoroutineFeed:
         self._settle(partial(self._subscription.fail, messages, error))
 
     def _settle(self, call: Callable[[], None]) -> None:
-        try:
-            settling = self._threads.submit(call)
-        except RuntimeError:  # the consumer is closed, so the call only says so
-            call()
-        else:
-            self._settling.add(settling)
-            settling.add_done_callback(self._settling.discard)
+        settling = self._settle_threads.submit(call)
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
 
     async def _serve(self) -> None:
         try:
@@ -92,14 +94,18 @@ class CoroutineFeed:
                 if self._subscription.is_stopped:
                     self._pass_on(self._subscription.take_fetched(self._set_size))  # or raise what has ended it
                     continue
-                take = partial(self._subscription.take, self._set_size, TAKE_TIMEOUT_S)
-                taken = await asyncio.get_running_loop().run_in_executor(self._threads, take)
+                take = partial(self._subscription.take, self._set_size, TAKE_TIMEOUT_S, owner=self._owner)
+                taken = await self._threads.run(take, undo=self._release_any)
                 while taken:
                     self._pass_on(taken)
                     taken = self._subscription.take_fetched(self._set_size) if self._waiters else []
         except Exception as error:  # noqa: BLE001 - every caller of `next` raises it
             while waiter := self._next_waiter():
                 waiter.set_exception(error)
+
+    def _release_any(self, messages: list[Message]) -> None:
+        if messages:
+            self._subscription.release_with_rest(messages)
 
     def _pass_on(self, messages: list[Message]) -> None:
         if found := self._next_waiter():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,6 +62,7 @@ class PopAnyQueue:
         Raises:
             AnswerTimeout: The job does not answer for some queue, and no other queue returned messages.
             ClientClosed: The consumer was closed between two pops.
+            CancelledError: The call was interrupted.
         """
         answers: list[Answer] = []
         for queue_ids, poll_time_ms in self._rounds(command):
@@ -120,7 +120,7 @@ class PopAnyQueue:
         left = set(asked)
         while left:
             is_found = any(answer.messages for answer in answers)
-            done, left = wait(left, OTHERS_S if is_found else None, FIRST_COMPLETED)
+            done, left = call.wait(left, OTHERS_S if is_found else None)
             if not done:
                 break
             for future in done:

@@ -49,13 +49,20 @@ class PopCalls:
         self._lock = threading.Lock()
         self._any_queue: dict[str, PopAnyQueue] = {}
 
-    def pop(self, command: Pop, *, any_queue: bool, timeout_ms: int | None, is_renewed: bool) -> PopResult:
+    def new_call(self) -> PopsOfCall:
+        """Return a call for `pop`; the messages with renewed leases belong to the calling thread."""
+        return PopsOfCall(self._pops, self._held)
+
+    def pop(
+        self, command: Pop, call: PopsOfCall, *, any_queue: bool, timeout_ms: int | None, is_renewed: bool
+    ) -> PopResult:
         """Send a pop, wait for its answer, and fetch the records; when this raises, all messages are released."""
-        with PopsOfCall(self._pops, self._held) as call:
+        with call:
             if any_queue:
                 answers = self._any_queue_of(command.topic).pop(command, timeout_ms, call)
             else:
-                answers = [call.send(command, timeout_ms).result()]
+                done, _ = call.wait({call.send(command, timeout_ms)})
+                answers = [answered.result() for answered in done]
             # Queues that are not declared do not matter, as long as one queue of the topic is.
             known = [answer for answer in answers if answer.reason is not Reason.TOPIC_NOT_EXIST] or answers
             with_messages = [answer for answer in known if answer.messages]
@@ -64,7 +71,7 @@ class PopCalls:
             filled, failure = self._fill_all([*filter(None, leased)], is_orderly=command.order)
             if is_renewed:
                 # Other leases simply expire: their messages may be with another thread by then.
-                self._held.own((message for part in filled for message in part.messages), threading.current_thread())
+                self._held.own((message for part in filled for message in part.messages), call.owner)
         if failure is not None:
             if not filled:
                 raise failure

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+import threading
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from types import TracebackType
 
     from popstream.lease.held_messages import HeldMessages
@@ -40,19 +41,26 @@ class PopsOfCall:
     Args:
         pops: Sends the pops.
         held: The held messages.
+
+    Attributes:
+        owner: The thread to which messages with renewed leases belong: the one that has made this.
     """
 
     def __init__(self, pops: Pops, held: HeldMessages) -> None:
         self._pops = pops
         self._held = held
         self._sent: dict[str, _Sent] = {}
+        self._interrupted: Future[None] = Future()
+        self.owner = threading.current_thread()
 
     def send(self, command: Pop, timeout_ms: int | None) -> Future[Answer]:
         """Send a pop, which has an op_id.
 
         Raises:
             ClientClosed: The consumer or its transport is closed.
+            CancelledError: The call was interrupted.
         """
+        self._require_uninterrupted()
         op_id = command.op_id or ""
         sent = self._sent[op_id] = _Sent(command)  # before it is sent: an interrupt may come at any moment
         try:
@@ -61,6 +69,24 @@ class PopsOfCall:
             del self._sent[op_id]
             raise
         return sent.answered
+
+    def wait(
+        self, answers: set[Future[Answer]], timeout_s: float | None = None
+    ) -> tuple[set[Future[Answer]], set[Future[Answer]]]:
+        """Wait for one of these answers; return those that have come, none after the time-out, and the others.
+
+        Raises:
+            CancelledError: The call was interrupted.
+        """
+        either: set[Future[Any]] = {*answers, self._interrupted}
+        wait(either, timeout_s, FIRST_COMPLETED)
+        self._require_uninterrupted()
+        done = {answered for answered in answers if answered.done()}
+        return done, answers - done
+
+    def interrupt(self) -> None:
+        """End the call, from another thread, at most once."""
+        self._interrupted.set_result(None)
 
     def lease(self, answer: Answer, *, is_renewed: bool) -> list[Message]:
         """Return the messages that an answer leases, without their records."""
@@ -86,6 +112,10 @@ class PopsOfCall:
                 self._give_up(sent)
             else:
                 self._pops.ended(sent.command.op_id or "")
+
+    def _require_uninterrupted(self) -> None:
+        if self._interrupted.done():
+            raise CancelledError
 
     def _give_up(self, sent: _Sent) -> None:
         command, op_id = sent.command, sent.command.op_id or ""

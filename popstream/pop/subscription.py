@@ -216,10 +216,17 @@ class Subscription:
             self._queues.notified(queue)
             self._changed.notify_all()
 
-    def take(self, count: int, timeout_s: float | None = None) -> list[Message]:
+    def take(
+        self, count: int, timeout_s: float | None = None, *, owner: threading.Thread | None = None
+    ) -> list[Message]:
         """Wait for the next messages: at least one and at most `count`; of an orderly queue those of one pop, in order.
 
         Returns an empty list after `stop`, and when the time is over.
+
+        Args:
+            count: How many messages at most.
+            timeout_s: How long to wait; None: until `stop`.
+            owner: The thread that works on them; default: the caller's.
 
         Raises:
             Refused: The job refuses pops of this group.
@@ -229,7 +236,7 @@ class Subscription:
             message = f"at least one message must be taken, not {count}"
             raise Invalid(message, subject=self._client_id)
         messages = self._hand_out.take(count, timeout_s)
-        self._leases.held.own(messages, threading.current_thread())
+        self._leases.held.own(messages, owner or threading.current_thread())
         return messages
 
     def take_fetched(self, count: int) -> list[Message]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING, Never
 
 import pytest
 
-from popstream import AsyncConsumer, Message, Refused
+from popstream import AsyncConsumer, ClientClosed, Message, Refused
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
+from popstream.wire.command import Cancel, Pop
 from tests.support.held_back_job import HeldBackJob
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from popstream.consumer import Consumer
 
@@ -216,12 +218,97 @@ def test_a_pop_that_is_cancelled_before_its_answer_counts_no_attempt() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("queue_id", [0, None])
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_cancelled_pop_is_in_flight_no_longer(queue_id: int | None, *, is_answered: bool) -> None:
+    job = HeldBackJob()
+    for one in range(2):
+        job.write("orders", one, [])
+    job.holds_back = not is_answered
+
+    async def main() -> None:
+        consumer = AsyncConsumer.of(job.consumer("billing"))
+        for _ in range(40):
+            waiting = asyncio.create_task(consumer.pop("orders", queue_id, poll_time_ms=600_000))
+            async with asyncio.timeout(60):
+                while not consumer.consumer._pops._in_flight:
+                    await asyncio.sleep(0.001)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                while consumer.consumer._pops._in_flight:
+                    await asyncio.sleep(0.001)
+        job.deliver()
+        await consumer.close()
+
+    asyncio.run(main())
+    popped = {record.op_id for record in job.records if isinstance(record, Pop)}
+    assert {record.target_op_id for record in job.records if isinstance(record, Cancel)} == popped
+
+
+def test_a_popped_message_with_a_renewed_lease_belongs_to_the_event_loop(job: MemoryJob) -> None:
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            await anext(aiter(consumer))
+            consumer.stop()
+            await consumer.pop("orders", renew=True)
+            owners = {holding.owner for holding in consumer.consumer._leases.held.holdings()}
+            assert owners - {None} == {threading.current_thread()}
+
+    asyncio.run(main())
+
+
+def test_requests_that_wait_for_their_answers_keep_nothing_else_waiting() -> None:
+    job = HeldBackJob()
+    job.write("orders", 0, [b"%d" % number for number in range(40)])
+
+    async def main() -> None:
+        consumer = AsyncConsumer.of(job.consumer("billing"))
+        held = (await consumer.pop("orders", 0, max_messages=40)).messages
+        job.holds_back = True
+        waiting = [asyncio.create_task(consumer.change_invisible([one], 30_000)) for one in held[:20]]
+        waiting += [asyncio.create_task(consumer.reject([one])) for one in held[20:]]
+        async with asyncio.timeout(60):
+            while consumer.consumer._transport.waiting_count < 40:
+                await asyncio.sleep(0.001)
+            await consumer.close(timeout_ms=100)
+            assert all(
+                isinstance(found, ClientClosed) for found in await asyncio.gather(*waiting, return_exceptions=True)
+            )
+
+    asyncio.run(main())
+
+
+def test_after_close_every_call_says_so(job: MemoryJob) -> None:
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            held = (await consumer.pop("orders", 0)).messages
+        with pytest.raises(ClientClosed):
+            await consumer.pop("orders", 0)
+        with pytest.raises(ClientClosed):
+            await consumer.ack(held)
+        with pytest.raises(ClientClosed):
+            await consumer.change_invisible(held, 1_000)
+        with pytest.raises(ClientClosed):
+            await consumer.reject(held)
+        with pytest.raises(ClientClosed):
+            await consumer.run(Message.ack)
+        with pytest.raises(ClientClosed):
+            await anext(aiter(consumer))
+        never_opened: AsyncConsumer = AsyncConsumer("kafka:9092", group="billing")
+        await never_opened.close()
+        with pytest.raises(ClientClosed):
+            await never_opened.open()
+
+    asyncio.run(main())
+
+
 def test_pops_that_wait_keep_nothing_else_waiting(job: MemoryJob) -> None:
     async def main() -> None:
         consumer = AsyncConsumer.of(job.consumer("billing"))
         held = (await consumer.pop("orders", 0)).messages
         pops = [asyncio.create_task(consumer.pop("orders", 0, poll_time_ms=600_000)) for _ in range(40)]
-        while len(consumer.consumer._pops._in_flight) < 32:
+        while len(consumer.consumer._pops._in_flight) < 40:
             await asyncio.sleep(0.005)
         async with asyncio.timeout(60):
             assert all(outcome.applied for outcome in await consumer.change_invisible(held, 30_000))
@@ -347,6 +434,12 @@ def test_closing_while_handlers_fail(job: MemoryJob) -> None:
     asyncio.run(main())
 
 
+def consumer_of(make: Callable[[], Consumer]) -> AsyncConsumer:
+    consumer: AsyncConsumer = AsyncConsumer("kafka:9092", group="billing")
+    consumer._open = make  # type: ignore[assignment]
+    return consumer
+
+
 def test_a_consumer_that_was_made_for_a_cancelled_open_is_closed(job: MemoryJob) -> None:
     made: list[Consumer] = []
 
@@ -356,11 +449,49 @@ def test_a_consumer_that_was_made_for_a_cancelled_open_is_closed(job: MemoryJob)
         return made[0]
 
     async def main() -> None:
-        consumer: AsyncConsumer = AsyncConsumer("kafka:9092", group="billing")
-        consumer._open = make  # type: ignore[assignment]
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(consumer.open(), 0.05)
+            await asyncio.wait_for(consumer_of(make).open(), 0.05)
         while not made or not made[0]._is_closed:
             await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+def test_two_opens_at_once_make_one_consumer(job: MemoryJob) -> None:
+    made: list[Consumer] = []
+
+    def make() -> Consumer:
+        made.append(job.consumer("billing"))
+        return made[-1]
+
+    async def main() -> None:
+        consumer = consumer_of(make)
+        await asyncio.gather(consumer.open(), consumer.open())
+        await consumer.close()
+
+    asyncio.run(main())
+    assert [one._is_closed for one in made] == [True]
+
+
+def test_a_consumer_that_is_closed_while_it_opens_is_closed(job: MemoryJob) -> None:
+    made: list[Consumer] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def make() -> Consumer:
+        has_begun.set()
+        may_end.wait()
+        made.append(job.consumer("billing"))
+        return made[-1]
+
+    async def main() -> None:
+        consumer = consumer_of(make)
+        opening = asyncio.create_task(consumer.open())
+        while not has_begun.is_set():
+            await asyncio.sleep(0.001)
+        await consumer.close()
+        may_end.set()
+        with pytest.raises(ClientClosed):
+            await opening
+
+    asyncio.run(main())
+    assert [one._is_closed for one in made] == [True]

@@ -184,3 +184,53 @@ def test_a_producer_that_is_not_open_says_how_to_open_it() -> None:
             await AsyncProducer("kafka:9092").send("orders", b"one")
 
     asyncio.run(main())
+
+
+def test_producers_of_opens_that_were_cancelled_or_came_together(kafka: MemoryKafka) -> None:
+    made: list[Producer] = []
+    may_end = threading.Event()
+
+    def make_slowly() -> Producer:
+        may_end.wait()
+        made.append(Producer("memory", kafka_producer=kafka, job_types=lambda _: None))
+        return made[-1]
+
+    async def main() -> None:
+        producer: AsyncProducer = AsyncProducer("memory")
+        producer._open = make_slowly  # type: ignore[assignment]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(producer.open(), 0.05)
+        opening = [asyncio.create_task(producer.open()) for _ in range(2)]
+        may_end.set()
+        await asyncio.gather(*opening)
+        while not made[0]._is_closed:
+            await asyncio.sleep(0.001)
+        await producer.close()
+
+    asyncio.run(main())
+    assert [one._is_closed for one in made] == [True, True]
+
+
+def test_a_producer_that_is_closed_while_it_opens_is_closed(kafka: MemoryKafka) -> None:
+    made: list[Producer] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def make_slowly() -> Producer:
+        has_begun.set()
+        may_end.wait()
+        made.append(Producer("memory", kafka_producer=kafka, job_types=lambda _: None))
+        return made[-1]
+
+    async def main() -> None:
+        producer: AsyncProducer = AsyncProducer("memory")
+        producer._open = make_slowly  # type: ignore[assignment]
+        opening = asyncio.create_task(producer.open())
+        while not has_begun.is_set():
+            await asyncio.sleep(0.001)
+        await producer.close()
+        may_end.set()
+        with pytest.raises(ClientClosed):
+            await opening
+
+    asyncio.run(main())
+    assert [one._is_closed for one in made] == [True]

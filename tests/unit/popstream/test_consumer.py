@@ -31,7 +31,7 @@ from popstream import (
 )
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Fetched, Payload
-from popstream.pop import pop_any_queue
+from popstream.pop import pops_of_call
 from popstream.pop.consumer_sources import ConsumerSources
 from popstream.testing._memory_link import MemoryLink
 from popstream.testing.memory_job import MemoryJob
@@ -321,7 +321,7 @@ def test_after_any_failed_pop_of_a_topic_nothing_is_in_flight(job: MemoryJob, mo
             return wait(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(pop_any_queue, "wait", interrupted)
+            patch.setattr(pops_of_call, "wait", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 consumer.pop("parcels", max_messages=2, poll_time_ms=60_000)
         assert consumer._pops._in_flight == {}

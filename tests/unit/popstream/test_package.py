@@ -21,6 +21,7 @@ NOT_FOR_USERS = {
     "Body": "a type variable",
     "ConsumerSources": "sources other than Kafka, for tests",
     "Observers": "for AsyncConsumer",
+    "PopsOfCall": "for AsyncConsumer",
     "Subscription": "for AsyncConsumer",
     "Result": "a type variable",
     "Value": "a type variable",

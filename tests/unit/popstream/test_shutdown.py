@@ -56,6 +56,24 @@ def test_after_an_error_that_nobody_catches() -> None:
     assert ended(process) == (1, [GIVEN_BACK])
 
 
+def test_at_interpreter_exit_while_the_pop_of_a_coroutine_waits() -> None:
+    process = started(
+        """
+        import asyncio
+        from popstream import AsyncConsumer
+        messages[0].extend(60).result()  # the others are given back, and this pop finds none meanwhile
+
+        async def main():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(AsyncConsumer.of(consumer).pop("orders", 0, poll_time_ms=600_000), 0.1)
+
+        import contextlib
+        asyncio.run(main())
+        """
+    )
+    assert ended(process)[0] == 0
+
+
 def test_by_sigterm() -> None:
     process = started("print('ready', flush=True)\ntime.sleep(60)")
     assert process.stdout is not None

@@ -35,6 +35,9 @@ class PopsOfCall:
         )
         return answered
 
+    def wait(self, answers: set[Future[Answer]], _timeout_s: float | None) -> tuple[set[Future[Answer]], set[Any]]:
+        return answers, set()
+
 
 def test_queues_that_are_found_after_the_poll_time_are_asked_all_the_same() -> None:
     call: Any = PopsOfCall()
