@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
+
+import msgspec
 
 from popstream.awaitable import CallThreads
 from popstream.errors import ClientClosed
 from popstream.producer import Producer
+from popstream.send.outgoing import SendFuture
 from popstream.type_variables import Value
-from popstream.wire.base_errors import Invalid
+from popstream.wire.base_errors import Invalid, PopstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,9 +53,10 @@ class AsyncProducer(Generic[Value]):
     ) -> None:
         self._open = partial(Producer, *args, value_serializer=value_serializer, **options)
         self._producer: Producer[Value] | None = None
-        # One thread: what would block is sent in the order of the calls.
-        self._thread = CallThreads("popstream-async-producer", 1)
-        self._blocked_count = 0
+        self._threads = CallThreads("popstream-async-producer")
+        self._waiting: dict[str, deque[_WaitingSend]] = {}
+        """By topic: while its metadata are awaited, and while others wait for it, in the order of the calls."""
+        self._learning: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._is_closed = False
 
@@ -85,9 +90,9 @@ class AsyncProducer(Generic[Value]):
         async with self._opening:
             if self._producer is None:
                 self._require_not_closed()
-                producer = await self._thread.run(self._open, undo=Producer.close)
+                producer = await self._threads.run(self._open, undo=Producer.close)
                 if self._is_closed:
-                    await self._thread.run(producer.close)
+                    await self._threads.run(producer.close)
                 self._require_not_closed()
                 self._producer = producer
         return self
@@ -101,8 +106,16 @@ class AsyncProducer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
         """
-        send = partial(self.producer.send, topic, value, **options)
-        return await self._in_order(topic, send, wait_for_store=options.get("wait_for_store", True))
+        begin = partial(self.producer.begin_send, topic, value, **options)
+        try:
+            sent = await self._in_order(topic, begin, wait_for_store=options.get("wait_for_store", True))
+        except ClientClosed:
+            raise
+        except PopstreamError as error:  # of the topic
+            sent = SendFuture()
+            sent.set_exception(error)
+        await _wait_for_room([sent])
+        return sent
 
     async def send_and_wait(self, topic: str, value: Value | None, **options: Any) -> SendResult:  # noqa: ANN401 - Producer.send's
         """Send a message and wait for its result; it shares batches with those of other coroutines.
@@ -120,8 +133,10 @@ class AsyncProducer(Generic[Value]):
         if not messages:
             return []
         first = messages[0]
-        send = partial(self.producer.send_many, messages)
-        return await self._in_order(first.topic, send, wait_for_store=first.wait_for_store)
+        begin = partial(self.producer.begin_send_many, messages)
+        sent = await self._in_order(first.topic, begin, wait_for_store=first.wait_for_store)
+        await _wait_for_room(sent)
+        return list(sent)
 
     async def flush(self, **options: Any) -> None:  # noqa: ANN401 - Producer.flush's
         """Like `Producer.flush`.
@@ -130,7 +145,8 @@ class AsyncProducer(Generic[Value]):
             ClientClosed: The producer is closed.
         """
         self._require_not_closed()
-        await self._thread.run(partial(self.producer.flush, **options))
+        await self._all_begun()
+        await self._threads.run(partial(self.producer.flush, **options))
 
     async def close(self, **options: Any) -> None:  # noqa: ANN401 - Producer.close's
         """Like `Producer.close`. More calls do nothing."""
@@ -151,21 +167,80 @@ class AsyncProducer(Generic[Value]):
             return
         self._is_closed = True
         if self._producer is not None:
-            await self._thread.run(partial(close, self._producer))
+            try:
+                await self._all_begun()
+            finally:
+                await self._threads.run(partial(close, self._producer))
 
     def _require_not_closed(self) -> None:
         if self._is_closed:
             raise ClientClosed.of("producer", None if self._producer is None else self._producer.settings.client_id)
 
-    async def _in_order(self, topic: str, send: Callable[[], Result], *, wait_for_store: bool) -> Result:
-        """Send here, or in the thread if that would block, or if another message waits for the thread."""
-        if not self._blocked_count and not self.producer.would_block(topic, wait_for_store=wait_for_store):
-            return send()
-        self._require_not_closed()
-        handed_over = asyncio.wrap_future(self._thread.submit(send))
-        self._blocked_count += 1
-        handed_over.add_done_callback(self._unblock)
-        return await asyncio.shield(handed_over)
+    async def _in_order(self, topic: str, begin: Callable[[], Result], *, wait_for_store: bool) -> Result:
+        """Send at once if the topic is known, and otherwise when it is, after what was sent to it before.
 
-    def _unblock(self, _: object) -> None:
-        self._blocked_count -= 1
+        Raises:
+            Invalid: The topic does not exist.
+            NotWritten: Kafka does not answer.
+        """
+        self._require_not_closed()
+        if topic not in self._waiting and self.producer.knows_topic(topic, wait_for_store=wait_for_store):
+            return begin()
+        one = _WaitingSend(begin, wait_for_store, asyncio.get_running_loop().create_future())
+        if topic in self._waiting:
+            self._waiting[topic].append(one)
+        else:
+            self._waiting[topic] = deque([one])
+            learning = asyncio.create_task(self._learn(topic))
+            self._learning.add(learning)
+            learning.add_done_callback(self._learning.discard)
+        found: Result = await asyncio.shield(one.begun)
+        return found
+
+    async def _learn(self, topic: str) -> None:
+        """Wait for the metadata of a topic, and send what waits for it; what waited before an error gets that."""
+        waiting = self._waiting[topic]
+        try:
+            while waiting:
+                asked = [one for one in waiting if one.wait_for_store == waiting[0].wait_for_store]
+                learn = partial(self.producer.learn_topic, topic, wait_for_store=asked[0].wait_for_store)
+                try:
+                    if not self.producer.knows_topic(topic, wait_for_store=asked[0].wait_for_store):
+                        await self._threads.run(learn)
+                except Exception as error:  # noqa: BLE001 - raised where it is awaited
+                    for one in asked:
+                        waiting.remove(one)
+                        one.begun.set_exception(error)
+                else:
+                    waiting.popleft().send()
+        finally:
+            del self._waiting[topic]
+            for one in waiting:
+                one.begun.cancel()
+
+    async def _all_begun(self) -> None:
+        """Wait until nothing waits for the metadata of a topic."""
+        if self._learning:
+            await asyncio.wait(self._learning)
+
+
+class _WaitingSend(msgspec.Struct, eq=False):
+    """A call that waits for the metadata of its topic. It is sent although its task is cancelled."""
+
+    begin: Callable[[], Any]
+    wait_for_store: bool
+    begun: asyncio.Future[Any]
+
+    def send(self) -> None:
+        """Send it, and pass on what came of it."""
+        try:
+            self.begun.set_result(self.begin())
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            self.begun.set_exception(error)
+
+
+async def _wait_for_room(sent: Sequence[SendFuture]) -> None:
+    """Wait, as a `Producer` does, for the results of messages that had no room in the buffer."""
+    without = [asyncio.wrap_future(future) for future in sent if not future.had_room]
+    if without:
+        await asyncio.gather(*without, return_exceptions=True)

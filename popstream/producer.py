@@ -212,10 +212,9 @@ class Producer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
         """
-        return self._send(
+        sent = self.begin_send(
             topic,
             value,
-            is_waited=False,
             key=key,
             headers=headers,
             queue_id=queue_id,
@@ -224,6 +223,8 @@ class Producer(Generic[Value]):
             deliver_at=deliver_at,
             dedup_id=dedup_id,
         )
+        self._sender.wait_for_room([sent])
+        return sent
 
     def send_and_wait(
         self,
@@ -249,7 +250,7 @@ class Producer(Generic[Value]):
             NotWritten: The message is not written.
             OutcomeUnknown: The message may or may not be written.
         """
-        return self._send(
+        return self.begin_send(
             topic,
             value,
             is_waited=True,
@@ -276,6 +277,18 @@ class Producer(Generic[Value]):
             ClientClosed: The producer is closed.
             Invalid: The messages cannot be one batch. Nothing is sent.
             NotWritten: Kafka does not say which queues the topic has. Nothing is sent.
+        """
+        sent = self.begin_send_many(messages)
+        self._sender.wait_for_room(sent)
+        return list(sent)
+
+    def begin_send_many(self, messages: Sequence[OutgoingMessage]) -> list[SendFuture]:
+        """Like `send_many`, without waiting for room in the buffer, for which the caller waits (`SendFuture`).
+
+        Raises:
+            ClientClosed: The producer is closed.
+            Invalid: As of `send_many`.
+            NotWritten: As of `send_many`.
         """
         self._require_open()
         if not messages:
@@ -305,10 +318,9 @@ class Producer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
         """
-        return self._send(
+        sent = self.begin_send(
             message.topic,
             message.value,
-            is_waited=False,
             key=message.key,
             headers=[(name, value or b"") for name, value in message.headers],
             queue_id=message.queue_id,
@@ -316,10 +328,71 @@ class Producer(Generic[Value]):
             message_id=message.message_id,
             redelivery=redelivery,
         )
+        self._sender.wait_for_room([sent])
+        return sent
 
-    def would_block(self, topic: str, *, wait_for_store: bool = True) -> bool:
-        """Tell whether `send` would wait now: for the metadata of a new topic, or because the buffer is full."""
-        return self._sender.is_full or not self._destinations.knows(topic, wait_for_store=wait_for_store)
+    def begin_send(
+        self,
+        topic: str,
+        value: Any,  # noqa: ANN401 - OutgoingMessage refuses what is not bytes
+        *,
+        is_waited: bool = False,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        queue_id: int | None = None,
+        tag: str | None = None,
+        wait_for_store: bool = True,
+        deliver_at: datetime | int | None = None,
+        dedup_id: str | None = None,
+        message_id: str = "",
+        redelivery: Redelivery | None = None,
+    ) -> SendFuture:
+        """Like `send`, without waiting for room in the buffer, for which the caller waits (`SendFuture`).
+
+        Raises:
+            ClientClosed: The producer is closed.
+        """
+        self._require_open()
+        if is_waited:
+            self._require_no_callback()
+        try:
+            if self._serialize is not None and value is not None and redelivery is None:
+                value = _serialized(self._serialize, topic, value)
+            message = OutgoingMessage(
+                topic=topic,
+                value=value,
+                key=key,
+                headers=list(headers) if headers else (),
+                queue_id=queue_id,
+                tag=tag,
+                wait_for_store=wait_for_store,
+                deliver_at=deliver_at,
+                dedup_id=dedup_id,
+            )
+            destination = self._route(message)
+            # A message that is sent again has the headers of its first time.
+            message, on_sent = self._observed(message) if redelivery is None else (message, None)
+        except (PopstreamError, TypeError, ValueError) as error:
+            refused = SendFuture()
+            refused.set_exception(error if isinstance(error, PopstreamError) else Invalid(str(error), subject=topic))
+            return refused
+        outgoing = self._outgoing(message, on_sent, message_id=message_id, redelivery=redelivery)
+        is_alone = not self._auto_batch or not outgoing.is_batchable
+        self._sender.submit(destination, outgoing, is_waited=is_waited, is_alone=is_alone)
+        return outgoing.future
+
+    def knows_topic(self, topic: str, *, wait_for_store: bool = True) -> bool:
+        """Tell whether the metadata of a topic are known, so that `begin_send` does not wait for them."""
+        return self._destinations.knows(topic, wait_for_store=wait_for_store)
+
+    def learn_topic(self, topic: str, *, wait_for_store: bool = True) -> None:
+        """Wait for the metadata of a topic, as its first message does.
+
+        Raises:
+            Invalid: The topic does not exist.
+            NotWritten: Kafka does not answer.
+        """
+        self._destinations.learn(topic, wait_for_store=wait_for_store)
 
     def flush(self, timeout_ms: int = FLUSH_TIMEOUT_MS) -> None:
         """Send the messages that wait for others, and wait until every message has its result.
@@ -382,51 +455,6 @@ class Producer(Generic[Value]):
             if error is None:
                 raise
             LOG.exception("%s was closed with unfinished messages", self.settings.client_id)
-
-    def _send(
-        self,
-        topic: str,
-        value: Any,  # noqa: ANN401 - OutgoingMessage refuses what is not bytes
-        *,
-        is_waited: bool,
-        key: bytes | None,
-        headers: Iterable[tuple[str, bytes]] | None,
-        queue_id: int | None,
-        tag: str | None,
-        wait_for_store: bool = True,
-        deliver_at: datetime | int | None = None,
-        dedup_id: str | None = None,
-        message_id: str = "",
-        redelivery: Redelivery | None = None,
-    ) -> AwaitableFuture[SendResult]:
-        self._require_open()
-        if is_waited:
-            self._require_no_callback()
-        try:
-            if self._serialize is not None and value is not None and redelivery is None:
-                value = _serialized(self._serialize, topic, value)
-            message = OutgoingMessage(
-                topic=topic,
-                value=value,
-                key=key,
-                headers=list(headers) if headers else (),
-                queue_id=queue_id,
-                tag=tag,
-                wait_for_store=wait_for_store,
-                deliver_at=deliver_at,
-                dedup_id=dedup_id,
-            )
-            destination = self._route(message)
-            # A message that is sent again has the headers of its first time.
-            message, on_sent = self._observed(message) if redelivery is None else (message, None)
-        except (PopstreamError, TypeError, ValueError) as error:
-            refused = SendFuture()
-            refused.set_exception(error if isinstance(error, PopstreamError) else Invalid(str(error), subject=topic))
-            return refused
-        outgoing = self._outgoing(message, on_sent, message_id=message_id, redelivery=redelivery)
-        is_alone = not self._auto_batch or not outgoing.is_batchable
-        self._sender.submit(destination, outgoing, is_waited=is_waited, is_alone=is_alone)
-        return outgoing.future
 
     def _route(self, message: OutgoingMessage) -> Destination:
         """Return where a message goes; refuse one that this producer may not send."""

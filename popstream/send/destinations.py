@@ -90,8 +90,19 @@ class Destinations:
         self._known_topics: set[tuple[str, bool]] = set()
 
     def knows(self, topic: str, *, wait_for_store: bool) -> bool:
-        """Tell whether `of` has had the metadata of a topic, so that it does not wait for it."""
+        """Tell whether the metadata of a topic are known, so that `of` does not wait for them."""
         return (topic, wait_for_store) in self._known_topics
+
+    def learn(self, topic: str, *, wait_for_store: bool) -> None:
+        """Wait for the metadata of a topic, as `of` does at its first message.
+
+        Raises:
+            Invalid: The topic does not exist.
+            NotWritten: Kafka does not answer.
+        """
+        self._types.of(topic)
+        if not self.knows(topic, wait_for_store=wait_for_store):
+            self._await_metadata(topic, wait_for_store=wait_for_store)
 
     def of(self, message: OutgoingMessage) -> Destination:
         """Return the destination of a message; wait for the metadata at the first message for a topic.
@@ -102,7 +113,7 @@ class Destinations:
         """
         topic, queue_id = message.topic, message.queue_id
         queue_type = self._types.of(topic)
-        if (topic, message.wait_for_store) not in self._known_topics:
+        if not self.knows(topic, wait_for_store=message.wait_for_store):
             self._await_metadata(topic, wait_for_store=message.wait_for_store)
         if queue_id is not None:
             partitions = self._partitions_of(topic)

@@ -34,10 +34,10 @@ from popstream.send.shipment import NOT_ASKED, SendOutcome, SendQueue, Shipment,
 from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from popstream.send.accumulator import BatchLimits, OpenBatch
-    from popstream.send.outgoing import Destination, Outgoing
+    from popstream.send.outgoing import Destination, Outgoing, SendFuture
     from popstream.send.shipment import Writer
 
 __all__ = ["OrderedSender"]
@@ -85,15 +85,10 @@ class OrderedSender:
         self._send_thread.start()
         self._result_thread.start()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the buffer is full, so that `submit` would block."""
-        return self._accumulator.is_full
-
     def submit(self, destination: Destination, outgoing: Outgoing, *, is_waited: bool, is_alone: bool = False) -> None:
         """Send a message, with others unless `is_alone`; its future is completed by another thread.
 
-        When the buffer is full, the message is sent alone, and this blocks until its result is known.
+        When the buffer is full, the message is sent alone; see `wait_for_room`.
 
         Raises:
             ClientClosed: `close` was called.
@@ -109,8 +104,6 @@ class OrderedSender:
                     self._for_sends.notify()
                 return
             self._put_at_once(destination, [outgoing])
-        if not has_room:
-            self._wait_for(outgoing)
 
     def submit_batches(self, batches: Sequence[tuple[Destination, list[Outgoing]]]) -> None:
         """Send messages together and at once, after all messages that were submitted for their queues before.
@@ -119,12 +112,17 @@ class OrderedSender:
             ClientClosed: `close` was called.
         """
         with self._lock:
-            rooms = [self._open(outgoing) for _, messages in batches for outgoing in messages]
+            for _, messages in batches:
+                for outgoing in messages:
+                    self._open(outgoing)
             for destination, messages in batches:
                 self._put_at_once(destination, messages)
-        if not all(rooms):
-            for _, messages in batches:
-                self._wait_for(messages[-1])
+
+    def wait_for_room(self, sent: Iterable[SendFuture]) -> None:
+        """Block a sender until messages that had no room in the buffer have results, except on the result thread."""
+        for future in sent:
+            if not (future.had_room or self.is_in_callback):
+                future.exception()
 
     @property
     def is_in_callback(self) -> bool:
@@ -167,11 +165,6 @@ class OrderedSender:
             error = OutcomeUnknown("the producer was closed before Kafka answered", subject=shipment.topic)
             self._take(shipment, [SendOutcome(error=error)] * len(shipment.messages))
 
-    def _wait_for(self, outgoing: Outgoing) -> None:
-        """Block a sender while the buffer is full, except for callbacks on the result thread."""
-        if not self.is_in_callback:
-            outgoing.future.exception()
-
     # The following are called with the lock held.
 
     def _open(self, outgoing: Outgoing) -> bool:
@@ -179,6 +172,8 @@ class OrderedSender:
         if self._is_closed:
             raise ClientClosed.of("producer", self._name)
         has_room = self._accumulator.reserve(outgoing)
+        if not has_room:
+            outgoing.future.had_room = False
         outgoing.epoch = self._epoch
         self._open_counts[self._epoch] += 1
         return has_room

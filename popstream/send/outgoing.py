@@ -213,7 +213,12 @@ class SendFuture(AwaitableFuture["SendResult"]):
     them, which takes longer than the rest of a send. Most of them are its condition, for which this one has a lock. No
     two futures share it: `concurrent.futures.wait` acquires those of all its futures in an order that two threads
     would not have in common.
+
+    Attributes:
+        had_room: Whether there was room in the buffer for the message; otherwise the sender waits for its result.
     """
+
+    had_room = True
 
     def __init__(self) -> None:
         self._condition = _Lock()  # type: ignore[assignment]

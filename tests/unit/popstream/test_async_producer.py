@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, assert_type
+from typing import Any, Never, assert_type
 
 import pytest
 
@@ -36,6 +36,17 @@ class SlowKafka(MemoryKafka):
     def partitions_for(self, topic: str) -> set[int]:
         self.is_asked.set()
         return super().partitions_for(topic) if self.is_there.is_set() else set()
+
+
+class PartlyKnownKafka(MemoryKafka):
+    """Knows some topics."""
+
+    def __init__(self, *known: str) -> None:
+        super().__init__(MemoryJob(), partitions=2)
+        self.known = set(known)
+
+    def partitions_for(self, topic: str) -> set[int]:
+        return super().partitions_for(topic) if topic in self.known else set()
 
 
 def make(kafka: MemoryKafka, **options: Any) -> AsyncProducer:
@@ -84,6 +95,80 @@ def test_messages_wait_for_a_new_topic_in_order_and_block_nothing(monkeypatch: p
 
     asyncio.run(main())
     assert values(kafka) == [b"%d" % number for number in range(6)]
+
+
+def test_an_unknown_topic_keeps_no_other_waiting_and_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = PartlyKnownKafka("orders")
+    asked: list[str] = []
+    may_answer = threading.Event()
+
+    def describe(_settings: object, topic: str) -> Never:
+        asked.append(topic)
+        may_answer.wait()
+        raise Invalid("it does not exist", subject=topic)
+
+    monkeypatch.setattr("popstream.send.destinations.DESCRIBE_AFTER_S", 0.0)
+    monkeypatch.setattr("popstream.producer.describe_topic", describe)
+
+    async def main() -> None:
+        async with make(kafka) as producer, asyncio.timeout(60):
+            lost: list[asyncio.Task[Any]]
+            lost = [asyncio.create_task(producer.send_and_wait("lost", b"%d" % number)) for number in range(5)]
+            lost.append(asyncio.create_task(producer.send_many([OutgoingMessage(topic="lost", value=b"5")])))
+            while not asked:
+                await asyncio.sleep(0.001)
+            assert isinstance(await producer.send_and_wait("orders", b"one"), SendResult)
+            lost.append(asyncio.create_task(producer.send_and_wait("lost", b"6", wait_for_store=False)))
+            await asyncio.sleep(0)
+            may_answer.set()
+            found = await asyncio.gather(*lost, return_exceptions=True)
+            assert [type(error) for error in found] == [Invalid] * 7
+            kafka.known.add("lost")
+            assert isinstance(await producer.send_and_wait("lost", b"7"), SendResult)
+
+    asyncio.run(main())
+    assert asked == ["lost"] * 2
+    assert values(kafka) == [b"one", b"7"]
+
+
+def test_close_waits_for_messages_to_a_new_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = SlowKafka()
+    monkeypatch.setattr("popstream.producer.describe_topic", lambda *_: None)
+
+    async def main() -> None:
+        producer = await make(kafka).open()
+        sending = asyncio.create_task(producer.send_and_wait("orders", b"one"))
+        while not kafka.is_asked.is_set():
+            await asyncio.sleep(0.001)
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        kafka.is_there.set()
+        await closing
+        assert isinstance(await sending, SendResult)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_many_messages_that_fill_the_buffer_block_no_coroutine(kafka: MemoryKafka, key: bytes | None) -> None:
+    may_answer = threading.Event()
+
+    def wait(_: object) -> None:
+        may_answer.wait()
+
+    messages = [OutgoingMessage(topic="orders", value=b"%d" % number, key=key) for number in range(50)]
+
+    async def main() -> None:
+        async with make(kafka, total_batch_max_bytes=2_000) as producer:
+            await producer.send_and_wait("orders", b"first")
+            kafka.judge = wait
+            sending = asyncio.create_task(producer.send_many(messages))
+            await asyncio.sleep(0)
+            assert not sending.done()  # it waits for room
+            may_answer.set()
+            assert len(await asyncio.gather(*await sending)) == 50
+
+    asyncio.run(main())
 
 
 def test_a_full_buffer_blocks_no_coroutine(kafka: MemoryKafka) -> None:

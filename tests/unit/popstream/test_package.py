@@ -22,6 +22,7 @@ NOT_FOR_USERS = {
     "ConsumerSources": "sources other than Kafka, for tests",
     "Observers": "for AsyncConsumer",
     "PopsOfCall": "for AsyncConsumer",
+    "SendFuture": "for AsyncProducer",
     "Subscription": "for AsyncConsumer",
     "Result": "a type variable",
     "Value": "a type variable",

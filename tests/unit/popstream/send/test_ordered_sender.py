@@ -92,6 +92,7 @@ def send(
     outgoing = Outgoing(message, SendFuture(), 0, time.monotonic() + deadline_s)
     destination = Destination("orders", queue_id, True, None, True)
     sender.submit(destination, outgoing, is_waited=False, is_alone=is_alone)
+    sender.wait_for_room([outgoing.future])
     return outgoing.future
 
 
