@@ -231,7 +231,9 @@ class HandOut:
         """Take a part of one set, and reserve bytes for its records."""
         in_use = self._held.payload_bytes + self._reserved_bytes
         # Until it is known how long records are, one part is fetched at a time: each fetches at least one record.
-        if in_use and (not self._longest_bytes or in_use + self._longest_bytes > self._prefetch_bytes):
+        if self._reserved_bytes and not self._longest_bytes:
+            return None
+        if in_use and in_use + self._longest_bytes > self._prefetch_bytes:
             return None
         for popped in self._sets:
             if popped.is_ready:

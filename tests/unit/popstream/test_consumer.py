@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -329,6 +330,17 @@ def test_after_any_failed_pop_of_a_topic_nothing_is_in_flight(job: MemoryJob, mo
         job.write("parcels", 0, [b"x"])
         assert len(consumer.pop("parcels")) == 1
         assert consumer._pops._in_flight == {}
+
+
+def test_what_it_holds_of_a_pop_keeps_no_message_from_its_iteration(job: MemoryJob) -> None:
+    """The length of records is not known yet: no record has been fetched for the iteration."""
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        popped = consumer.pop("orders", 0, max_messages=4)
+        assert [message.value for message in popped.messages] == [b"0", b"1", b"2", b"3"]
+        give_up = threading.Timer(20, consumer.stop)
+        give_up.start()
+        assert [message.value for message in itertools.islice(consumer, 1)] == [b"4"]
+        give_up.cancel()
 
 
 def test_refusals_say_what_to_do(consumer: Consumer) -> None:
