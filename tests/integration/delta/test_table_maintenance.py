@@ -19,7 +19,7 @@ from pyspark.errors import IllegalArgumentException
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.tables import TABLES, table_path
 from pipelines.process.maintenance import maintain
-from popstream.wire.base_errors import Corrupt, Unavailable
+from popstream.wire.base_errors import Corrupt
 from tests.support.audit_tables import flushed, slices, stored_seqs
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_a_table_that_fails_keeps_no_other_one_from_its_maintenance(
 
     monkeypatch.setattr("pipelines.process.maintenance._vacuumed", fail_first)
     done: list[str] = []
-    with pytest.raises(Unavailable, match=rf"^{next(iter(TABLES))}: damaged$"):
+    with pytest.raises(Corrupt, match=rf"^{next(iter(TABLES))}: damaged$"):
         done.extend(each.table for each in maintain(spark, root))
     assert seen == list(TABLES)
     assert done == seen[1:]

@@ -277,8 +277,9 @@ def test_producers_of_opens_that_were_cancelled_or_came_together(kafka: MemoryKa
 
     def make_slowly() -> Producer:
         may_end.wait()
-        made.append(Producer("memory", kafka_producer=kafka, job_types=lambda _: None))
-        return made[-1]
+        one = Producer("memory", kafka_producer=kafka, job_types=lambda _: None)
+        made.append(one)
+        return one
 
     async def main() -> None:
         producer: AsyncProducer = AsyncProducer("memory")
@@ -288,7 +289,7 @@ def test_producers_of_opens_that_were_cancelled_or_came_together(kafka: MemoryKa
         opening = [asyncio.create_task(producer.open()) for _ in range(2)]
         may_end.set()
         await asyncio.gather(*opening)
-        while not made[0]._is_closed:
+        while not any(one._is_closed for one in made):
             await asyncio.sleep(0.001)
         await producer.close()
 
@@ -303,8 +304,9 @@ def test_a_producer_that_is_closed_while_it_opens_is_closed(kafka: MemoryKafka) 
     def make_slowly() -> Producer:
         has_begun.set()
         may_end.wait()
-        made.append(Producer("memory", kafka_producer=kafka, job_types=lambda _: None))
-        return made[-1]
+        one = Producer("memory", kafka_producer=kafka, job_types=lambda _: None)
+        made.append(one)
+        return one
 
     async def main() -> None:
         producer: AsyncProducer = AsyncProducer("memory")
