@@ -14,6 +14,7 @@ from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Cancel, Pop
 from tests.support.held_back_job import HeldBackJob
+from tests.support.slow_opening import SlowOpening, close_while_it_opens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -474,24 +475,6 @@ def test_two_opens_at_once_make_one_consumer(job: MemoryJob) -> None:
 
 
 def test_a_consumer_that_is_closed_while_it_opens_is_closed(job: MemoryJob) -> None:
-    made: list[Consumer] = []
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def make() -> Consumer:
-        has_begun.set()
-        may_end.wait()
-        made.append(job.consumer("billing"))
-        return made[-1]
-
-    async def main() -> None:
-        consumer = consumer_of(make)
-        opening = asyncio.create_task(consumer.open())
-        while not has_begun.is_set():
-            await asyncio.sleep(0.001)
-        await consumer.close()
-        may_end.set()
-        with pytest.raises(ClientClosed):
-            await opening
-
-    asyncio.run(main())
-    assert [one._is_closed for one in made] == [True]
+    slow = SlowOpening(lambda: job.consumer("billing"))
+    asyncio.run(close_while_it_opens(consumer_of(slow), slow))
+    assert slow.are_closed == [True]

@@ -23,6 +23,7 @@ from popstream import (
 )
 from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
+from tests.support.slow_opening import SlowOpening, close_while_it_opens
 
 
 class SlowKafka(MemoryKafka):
@@ -271,53 +272,32 @@ def test_a_producer_that_is_not_open_says_how_to_open_it() -> None:
     asyncio.run(main())
 
 
-def test_producers_of_opens_that_were_cancelled_or_came_together(kafka: MemoryKafka) -> None:
-    made: list[Producer] = []
-    may_end = threading.Event()
+def slow_opening(kafka: MemoryKafka) -> tuple[AsyncProducer, SlowOpening[Producer]]:
+    """Return a producer, and what lets it be opened."""
+    opening = SlowOpening(lambda: Producer("memory", kafka_producer=kafka, job_types=lambda _: None))
+    producer: AsyncProducer = AsyncProducer("memory")
+    producer._open = opening  # type: ignore[assignment]
+    return producer, opening
 
-    def make_slowly() -> Producer:
-        may_end.wait()
-        one = Producer("memory", kafka_producer=kafka, job_types=lambda _: None)
-        made.append(one)
-        return one
+
+def test_producers_of_opens_that_were_cancelled_or_came_together(kafka: MemoryKafka) -> None:
+    producer, slow = slow_opening(kafka)
 
     async def main() -> None:
-        producer: AsyncProducer = AsyncProducer("memory")
-        producer._open = make_slowly  # type: ignore[assignment]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(producer.open(), 0.05)
         opening = [asyncio.create_task(producer.open()) for _ in range(2)]
-        may_end.set()
+        slow.may_end.set()
         await asyncio.gather(*opening)
-        while not any(one._is_closed for one in made):
+        while not any(slow.are_closed):
             await asyncio.sleep(0.001)
         await producer.close()
 
     asyncio.run(main())
-    assert [one._is_closed for one in made] == [True, True]
+    assert slow.are_closed == [True, True]
 
 
 def test_a_producer_that_is_closed_while_it_opens_is_closed(kafka: MemoryKafka) -> None:
-    made: list[Producer] = []
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def make_slowly() -> Producer:
-        has_begun.set()
-        may_end.wait()
-        one = Producer("memory", kafka_producer=kafka, job_types=lambda _: None)
-        made.append(one)
-        return one
-
-    async def main() -> None:
-        producer: AsyncProducer = AsyncProducer("memory")
-        producer._open = make_slowly  # type: ignore[assignment]
-        opening = asyncio.create_task(producer.open())
-        while not has_begun.is_set():
-            await asyncio.sleep(0.001)
-        await producer.close()
-        may_end.set()
-        with pytest.raises(ClientClosed):
-            await opening
-
-    asyncio.run(main())
-    assert [one._is_closed for one in made] == [True]
+    producer, slow = slow_opening(kafka)
+    asyncio.run(close_while_it_opens(producer, slow))
+    assert slow.are_closed == [True]
