@@ -36,6 +36,7 @@ from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.http_api.http_server import HttpServer, Listener
 from pipelines.http_api.metrics_app import metrics_app
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
+from tests.support.query_progress import PROGRESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -162,14 +163,6 @@ def test_the_dashboard_shows_every_metric_and_no_panel_covers_another() -> None:
 Series = tuple[str, frozenset[tuple[str, str]]]
 """Name and labels."""
 
-PROGRESS = {
-    "batchId": 7,
-    "timestamp": "2030-01-31T12:00:00.000Z",
-    "numInputRows": 120,
-    "durationMs": {"triggerExecution": 250},
-    "sources": [{"endOffset": '{"t":{"0":10,"1":5}}', "latestOffset": '{"t":{"0":12,"1":5}}'}],
-    "stateOperators": [{"numRowsTotal": 300, "memoryUsedBytes": 4096}],
-}
 OWNER = OwnerView(prefix="shop", state="01234567", since_ms=5, host="a", folder="/f", pid=7, term=1)
 
 

@@ -10,15 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
 from pipelines.control.cluster_report import ClusterReport, ShardReport
 from pipelines.control.messages import JobReport
-
-PROGRESS = {
-    "batchId": 7,
-    "timestamp": "2030-01-31T12:00:00.000Z",
-    "numInputRows": 120,
-    "durationMs": {"triggerExecution": 250},
-    "sources": [{"endOffset": '{"p.ops":{"0":10,"1":5}}', "latestOffset": '{"p.ops":{"0":12,"1":5}}'}],
-    "stateOperators": [{"numRowsTotal": 300, "memoryUsedBytes": 4096}],
-}
+from tests.support.query_progress import PROGRESS
 
 
 def shown(*queries: Any) -> str:
