@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import structlog
 
+from broker_state.audit import RejectReason
 from broker_state.store.rocks_store import META, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, applied_of
 from checkpoints.layout import JobFolder
@@ -56,7 +57,8 @@ def _rows_of(table: Path, ops_topic_id: str) -> Iterator[tuple[QuarantinedRecord
             with OpenedFile(table, str(file.relative_to(table))) as opened:
                 for rows in opened.in_parts(schema):
                     is_wanted = pc.and_(
-                        pc.equal(rows["reason"], "QUARANTINED"), pc.equal(rows["ops_topic_id"], ops_topic_id)
+                        pc.equal(rows["reason"], RejectReason.QUARANTINED),
+                        pc.equal(rows["ops_topic_id"], ops_topic_id),
                     )
                     for row in rows.filter(is_wanted).to_pylist():
                         yield (row["partition"], row["kafka_offset"]), row["detail"] or ""
