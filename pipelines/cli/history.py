@@ -25,7 +25,7 @@ def _is_a_group() -> None:
 
 @history.command(epilog=EPILOG)
 def check(
-    files: Annotated[list[Path], typer.Argument(help="histories to check together", metavar="FILE")],
+    files: Annotated[list[Path], typer.Argument(help="histories to check together", metavar="FILE...")],
     *,
     drained: Annotated[
         bool, typer.Option("--drained", help="every group had consumed everything: also report lost messages")

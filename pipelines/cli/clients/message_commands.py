@@ -24,7 +24,8 @@ Timeout = Annotated[Duration, duration_option("how long to wait for the answers"
 @takes_options(target=TargetOptions)
 def ops(
     operation: Annotated[
-        str | None, typer.Argument(help="an operation as JSON; - or nothing: standard input, one per line")
+        str | None,
+        typer.Argument(help="an operation as JSON; - or nothing: standard input, one per line", metavar="OPERATION"),
     ] = None,
     example: Annotated[
         str | None,
@@ -57,7 +58,9 @@ def ops(
 @takes_options(target=TargetOptions)
 def send(
     topic: Topic,
-    file: Annotated[Path | None, typer.Argument(help="one message per line; - or nothing: standard input")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="one message per line; - or nothing: standard input", metavar="FILE")
+    ] = None,
     queue: Annotated[int | None, typer.Option(help="queue to send to; by default the producer chooses", min=0)] = None,
     tag: Annotated[str | None, typer.Option(help="tag of the messages")] = None,
     deliver_at: Annotated[
@@ -184,7 +187,8 @@ def perf(
 
     At the end every message is accounted for in every group. Exit code 1: one is missing, or was not acked.
 
-    popstream perf --messages 1000000 --workers 2 --ack set | popstream perf --messages 30000 --rate 500
+    popstream perf --messages 1000000 --workers 2 --ack set
+    popstream perf --messages 30000 --rate 500
     """
     from pipelines.cli.clients.perf.run_perf import new_plan, run_perf
     from pipelines.cli.target import find_target

@@ -30,7 +30,9 @@ DEFAULT_DATA_DOCS = Path("var/data_docs")
 
 @takes_options(job=TableOptions)
 def query(
-    sql: Annotated[str, typer.Argument(help="one SELECT, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN statement")],
+    sql: Annotated[
+        str, typer.Argument(help="one SELECT, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN statement", metavar="SQL")
+    ],
     max_rows: Annotated[int, typer.Option(help="maximum number of rows to print; 0: all", min=0)] = 1000,
     vertical: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--vertical", help="print a line per value; default when columns do not fit")

@@ -37,6 +37,7 @@ from pipelines.cli.app import app, main
 from pipelines.cli.clients import send_and_consume
 from pipelines.cli.clients.ops import EXAMPLES, read_operations
 from pipelines.cli.clients.send_and_consume import printable, run_send
+from pipelines.cli.commands_reference import commands_markdown
 from pipelines.cli.exits import Group, interrupt
 from pipelines.cli.options import load_settings
 from pipelines.cli.state.queue import unit_text
@@ -89,6 +90,19 @@ def run(*arguments: str, text: str = "") -> Result:
 def test_the_document_of_the_settings_is_current() -> None:
     document = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert document == settings_markdown(), "run: python -m pipelines.settings_reference > docs/settings.md"
+
+
+def test_the_document_of_the_commands_is_current() -> None:
+    document = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert document == commands_markdown(), "run: python -m pipelines.cli.commands_reference > docs/commands.md"
+
+
+def test_the_document_of_the_commands_has_every_option_of_every_command() -> None:
+    document = commands_markdown()
+    for text in ("## `popstream group policy`", "| `--take-over` |", "`popstream why [OPTIONS] PLACE`", "[GROUP...]`"):
+        assert text in document
+    assert "<int" not in document
+    assert "--help`" not in document.split("\n## ", 1)[1]
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
