@@ -62,8 +62,7 @@ def _leaves(command: object, name: str) -> Iterator[tuple[str, TyperCommand]]:
     """Yield (full name, command) of each command that does something, in the order of the help."""
     if isinstance(command, TyperGroup):
         for child, found in command.commands.items():
-            if not found.hidden:
-                yield from _leaves(found, f"{name} {child}")
+            yield from _leaves(found, f"{name} {child}")
     elif isinstance(command, TyperCommand):
         yield name, command
 
