@@ -176,12 +176,12 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The job's folder.
         kernel_form: `compiled` or `pure`: the form of the kernel (`broker_state.compiled_form`).
-        apply_seq: Micro-batches decided since the state was created.
+        apply_seq: WriteBatches since the state was created.
         bootstrap_servers: The Kafka of the job.
         prefix: Prefix of the job's topics.
         owner: The job as the owner of the prefix.
         failure: The error that ended the job.
-        delta_seq: Last micro-batch whose audit rows are in Delta.
+        delta_seq: Last WriteBatch whose audit rows are in Delta.
         outbox_bytes: Bytes decided and not yet delivered.
         ops_lag: Offsets of the ops topic not decided when Kafka was last asked.
         ops_overdue: Those of `ops_lag` that are older than half of the topic's retention.

@@ -110,7 +110,7 @@ def _print(console: Console, status: Status) -> None:
     if status.owner is not None:
         facts["owner"] = _owner_text(status.owner)
     facts["folder" if status.cluster is None else "checkpoint"] = status.folder
-    facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was created"
+    facts["decided"] = f"{status.apply_seq:,} WriteBatches since the state was created"
     if status.ops_lag is not None:
         facts["decided"] += f", lag {status.ops_lag:,} records"
     if status.cluster is not None and status.running:
@@ -132,7 +132,7 @@ def _print(console: Console, status: Status) -> None:
         took = f"{sum(totals.last_micro_batch_ms.values()):,.1f} ms: {steps}" if steps else "none yet"
         facts["last micro-batch"] = took
         facts["audit"] = (
-            f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
+            f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} WriteBatches not in Delta yet,"
             f" outbox {status.outbox_bytes or 0:,} bytes"
         )
     for number, reason in enumerate(status.not_ready_reasons):
@@ -147,7 +147,7 @@ def _print(console: Console, status: Status) -> None:
         built = status.builder
         facts["builder"] = (
             f"{built.queues:,} queues, {built.behind:,} offsets to read, {built.open_dispatches:,} open dispatches,"
-            f" {built.delta_behind:,} micro-batches not in Delta yet"
+            f" {built.delta_behind:,} WriteBatches not in Delta yet"
         )
     if status.cluster is not None:
         facts |= dict(_cluster_facts(status.cluster))

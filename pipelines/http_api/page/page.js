@@ -142,9 +142,9 @@ function figures(status) {
   const builder = status.builder;
   const found = [
     ["Operations per second", decimal(status.operations_per_s ?? 0), `${count(totals.operations)} since the start`],
-    ["Operations to decide", count(status.ops_lag), `${count(status.apply_seq)} micro-batches decided`],
+    ["Operations to decide", count(status.ops_lag), `${count(status.apply_seq)} WriteBatches so far`],
     ["Last micro-batch", steps.length ? `${decimal(steps.reduce((sum, ms) => sum + ms, 0))} ms` : "none", totals.last_micro_batch_at_s ? `${duration(Date.now() - totals.last_micro_batch_at_s * 1000)} ago` : ""],
-    ["Not in Delta yet", count(Math.max(0, status.apply_seq - (status.delta_seq ?? 0))), "micro-batches"],
+    ["Not in Delta yet", count(Math.max(0, status.apply_seq - (status.delta_seq ?? 0))), "WriteBatches"],
     ["Outbox", bytes(status.outbox_bytes ?? 0), "decided and not delivered"],
     ["Refused", count(totals.refused), byReason(totals.refused_by_reason, "offset runs, since the start")],
     ["Rejected", count(totals.rejected), byReason(totals.rejected_by_reason, "records, since the start")],
