@@ -9,17 +9,16 @@ from typing import Any
 
 import msgspec
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError
 
 from broker_state.store.keys import NEVER_MS
 from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.kafka_errors import kafka_errors
 from pipelines.apply_ops.tick_producer import TickProducer
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.cluster.decide.outgoing import Deadlines, deadlines_record
 from pipelines.cluster.decide.shard import QueueDeadline
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Unavailable
 from popstream.wire.queue_name import QueueName
 
 __all__ = ["DeadlineTicker", "newest_deadlines", "publish_deadlines"]
@@ -44,7 +43,7 @@ def publish_deadlines(
     Raises:
         Unavailable: Kafka does not take them.
     """
-    try:
+    with kafka_errors(f"{internal.deadlines} cannot be written", internal.deadlines):
         producer = KafkaProducer(**connection.for_kafka_python(), acks="all")
         try:
             records = [deadlines_record(queues, now_ms, shard, internal) for shard, queues in by_shard.items()]
@@ -55,9 +54,6 @@ def publish_deadlines(
                 one.get(_TIMEOUT_S)
         finally:
             close_producer(producer, _TIMEOUT_S)
-    except KafkaError as error:
-        message = f"{internal.deadlines} cannot be written: {error!r}"
-        raise Unavailable(message, subject=internal.deadlines) from error
 
 
 def newest_deadlines(records: Iterable[Any]) -> Iterator[tuple[bytes, Deadlines]]:

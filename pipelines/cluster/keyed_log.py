@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
 
+from connectors.kafka.kafka_errors import kafka_errors
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Unavailable
 
 __all__ = ["KeyedLog"]
 
@@ -33,15 +32,12 @@ class KeyedLog:
         Raises:
             Unavailable: Kafka does not answer.
         """
-        try:
+        with kafka_errors(f"{self._topic} cannot be read", self._topic):
             end = self._consumer.end_offsets([self._partition])[self._partition]
             while self._consumer.position(self._partition) < end:
                 for record in self._consumer.poll(timeout_ms=500).get(self._partition, []):
                     if record.key is not None and record.value is not None:
                         yield record.key, record.value
-        except KafkaError as error:
-            message = f"{self._topic} cannot be read: {error!r}"
-            raise Unavailable(message, subject=self._topic) from error
 
     def close(self) -> None:
         """Disconnect."""

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import msgspec
 import structlog
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from broker_state.consume_queue import ConsumeQueue
 from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.kafka_errors import kafka_errors
 from connectors.kafka.spark_source import sink_options
 from pipelines.build_units.queue_change import LogFacts, updated
 from pipelines.cluster.keyed_log import KeyedLog
@@ -30,7 +30,7 @@ from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_k
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
 from popstream.wire.queue_name import QueueName
 from popstream.wire.signing import SIGNED_AFTER_MS_MAX, SIGNED_BEFORE_MS_MAX
@@ -204,7 +204,7 @@ class LogQueueWriter:
     def _write(self, records: Iterable[tuple[QueueName, LogRecord]]) -> None:
         """Write records, and wait until Kafka has them."""
         began_ms = _now_ms()
-        try:
+        with kafka_errors(f"{self._log_topic} cannot be written", self._log_topic):
             sent = [
                 self._producer.send(
                     self._log_topic,
@@ -218,9 +218,6 @@ class LogQueueWriter:
                 written_ms = one.get(_TIMEOUT_S).timestamp
                 if self._signs:
                     _require_same_clock(written_ms, began_ms, _now_ms())
-        except KafkaError as error:
-            message = f"{self._log_topic} cannot be written: {error!r}"
-            raise Unavailable(message, subject=self._log_topic) from error
 
     def _forget(self) -> None:
         packed, self._packed = self._packed, None
