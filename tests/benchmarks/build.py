@@ -1,14 +1,11 @@
 """The builder: the time until a filled topic is poppable, and until a single message is."""
 
-import itertools
 import statistics
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from kafka import KafkaProducer
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
@@ -18,6 +15,7 @@ from pipelines.process.host import Host
 from pipelines.process.job import Job
 from popstream.kafka_connection import KafkaConnection
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
+from tests.benchmarks.record_writer import RecordWriter
 
 __all__ = ["fill_topic", "measure_build"]
 
@@ -46,14 +44,11 @@ def fill_topic(
     bootstrap_servers: str, topic: str, messages: int, partitions: int, on_progress: Callable[[str], None]
 ) -> None:
     """Create a topic, and write `messages` messages of 100 bytes to it."""
-    create_message_topic(KafkaConnection(bootstrap_servers), topic, partitions)
-    producer = KafkaProducer(bootstrap_servers=bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024)
-    for number in range(messages):
-        producer.send(topic, _VALUE, partition=number % partitions)
-        if number % 200_000 == 199_999:
-            on_progress(f"{number + 1:,} messages written to {topic}")
-    producer.flush()
-    producer.close()
+    connection = KafkaConnection(bootstrap_servers)
+    create_message_topic(connection, topic, partitions)
+    with RecordWriter(connection, on_progress=on_progress) as writer:
+        for number in range(messages):
+            writer.send(topic, _VALUE, partition=number % partitions)
 
 
 def _build_filled_topic(
@@ -86,7 +81,6 @@ def _message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> di
     create_message_topic(job.connection, topic, 1)
     sent_at: dict[int, float] = {}
     waits: list[float] = []
-    producer = KafkaProducer(bootstrap_servers=str(job.connection), acks="all", linger_ms=0)
     done = threading.Event()
 
     def watch() -> None:
@@ -99,20 +93,21 @@ def _message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> di
                 position += 1
             time.sleep(0.002)
 
-    producer.send(topic, b"", partition=0).get(30)
-    _until(job, lambda: _poppable(job, topic) == 1)
-    sent_at[0] = time.perf_counter()
-    watching = threading.Thread(target=watch)
-    watching.start()
-    began = time.perf_counter()
-    for number in itertools.takewhile(lambda number: number <= rate * seconds, itertools.count(1)):
-        time.sleep(max(0.0, began + number / rate - time.perf_counter()))
-        sent_at[number] = time.perf_counter()
-        producer.send(topic, _VALUE, partition=0)
-    producer.flush()
+    with RecordWriter(job.connection, acks="all", linger_ms=0) as writer:
+        writer.send(topic, b"", partition=0)
+        writer.finish()
+        _until(job, lambda: _poppable(job, topic) == 1)
+        sent_at[0] = time.perf_counter()
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        began = time.perf_counter()
+        for number in range(1, rate * seconds + 1):
+            time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            sent_at[number] = time.perf_counter()
+            writer.send(topic, _VALUE, partition=0)
     done.set()
     watching.join(60)
-    producer.close()
+    assert len(waits) == len(sent_at), f"{len(waits)} of {len(sent_at)} messages were poppable in time"
     cuts = statistics.quantiles(waits[1:], n=100, method="inclusive")
     return {
         "rate": rate,

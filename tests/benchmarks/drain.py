@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from kafka import KafkaProducer
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
@@ -18,6 +17,7 @@ from popstream.wire.command import Command, encode_command
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 from tests.benchmarks.cpu_use import CpuUse, is_spark
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
+from tests.benchmarks.record_writer import RecordWriter
 
 __all__ = ["drain", "fill", "fill_with_single_entries", "measure_batches", "measure_drain"]
 
@@ -80,33 +80,20 @@ def fill(
     streams: Sequence[Iterable[Command]],
     on_progress: Callable[[str], None],
 ) -> int:
-    """Write operations to a new ops topic, those of the streams by turns; return the number of records.
+    """Write operations to a new ops topic, those of the streams by turns; return how many records Kafka has taken.
 
     Before them come the records that declare a queue of `messages` for each stream.
     """
     topics = Topics.of(prefix)
     facts = ensure_topics(kafka.connection, topics, TopicSettings())[topics.ops]
-    producer = KafkaProducer(
-        **kafka.connection.for_kafka_python(),
-        acks=1,
-        linger_ms=50,
-        batch_size=512 * 1024,
-        max_request_size=1 << 24,
-    )
     declared = (command for number in range(len(streams)) for command in declare_queue(topic, number, messages))
-    sent = 0
     in_turn = itertools.chain.from_iterable(zip(*streams, strict=True))
-    for command in itertools.chain(declared, in_turn):
-        key = ops_key(command.topic, command.queue_id)
-        producer.send(
-            topics.ops, key=key, value=encode_command(command), partition=partition_of(key, facts.partition_count)
-        )
-        sent += 1
-        if not sent % 200_000:
-            on_progress(f"{sent:,} operations written to the topic")
-    producer.flush()
-    producer.close()
-    return sent
+    with RecordWriter(kafka.connection, on_progress=on_progress) as writer:
+        for command in itertools.chain(declared, in_turn):
+            key = ops_key(command.topic, command.queue_id)
+            partition = partition_of(key, facts.partition_count)
+            writer.send(topics.ops, encode_command(command), key=key, partition=partition)
+        return writer.finish()
 
 
 def drain(

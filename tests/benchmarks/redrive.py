@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import psutil
-from kafka import KafkaProducer
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, ensure_topics
@@ -19,6 +18,7 @@ from popstream.wire.dead_letter_record import copy_of
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.cpu_use import cpu_s
 from tests.benchmarks.kernel import Rate
+from tests.benchmarks.record_writer import RecordWriter
 
 __all__ = ["measure_redrive"]
 
@@ -67,13 +67,9 @@ def write_letters(servers: str, prefix: str) -> None:
     publisher = QueueTypesPublisher(KafkaConnection(servers), topics.queue_types)
     publisher.publish({(topic, facts.topic_id, "simple")})
     publisher.close()
-    producer = KafkaProducer(bootstrap_servers=servers)
-    sent = []
     message = Payload(b"table-3", b"x" * VALUE_BYTES, [("trace", b"1")], 0)
-    for number in range(LETTERS):
-        letter = DeadLetter(topic, number % QUEUES, "g", number, number, "attempt_limit", 16, 1, 5, 6, 0, number)
-        copied = copy_of(letter, number, message)
-        sent.append(producer.send(topics.dead_letters, copied.value, copied.key, copied.headers))
-    producer.flush()
-    assert all(future.succeeded() for future in sent)
-    producer.close()
+    with RecordWriter(KafkaConnection(servers)) as writer:
+        for number in range(LETTERS):
+            letter = DeadLetter(topic, number % QUEUES, "g", number, number, "attempt_limit", 16, 1, 5, 6, 0, number)
+            copied = copy_of(letter, number, message)
+            writer.send(topics.dead_letters, copied.value, key=copied.key, headers=copied.headers)

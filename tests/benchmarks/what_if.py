@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafka import KafkaProducer
-
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.decide import decide
 from broker_state.store.memory_kv import MemoryKv
@@ -28,6 +26,7 @@ from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import NewTopic, open_admin
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.command import (
     Ack,
     AckEntry,
@@ -39,6 +38,7 @@ from popstream.wire.command import (
     WrittenRange,
     encode_command,
 )
+from tests.benchmarks.record_writer import RecordWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,18 +109,11 @@ def fill(servers: str, count: int) -> None:
         for number, (at_ms, command) in enumerate(operations(count // QUEUES, queue_id, queue_id))
     ]
     streams.sort(key=lambda each: each[0])
-    producer = KafkaProducer(bootstrap_servers=servers, linger_ms=50, acks=1)
-    for (at_ms, queue_id, _), command in streams:
-        key = ops_key("orders", queue_id)
-        producer.send(
-            "bench.ops",
-            key=key,
-            value=encode_command(command),
-            timestamp_ms=at_ms,
-            partition=partition_of(key, PARTITIONS),
-        )
-    producer.flush()
-    producer.close()
+    with RecordWriter(KafkaConnection(servers)) as writer:
+        for (at_ms, queue_id, _), command in streams:
+            key = ops_key("orders", queue_id)
+            partition = partition_of(key, PARTITIONS)
+            writer.send("bench.ops", encode_command(command), key=key, timestamp_ms=at_ms, partition=partition)
 
 
 def measure(servers: str, folder: Path, *options: str) -> dict[str, Any]:
