@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.benchmark_report import PARTS, run_bench
@@ -22,6 +23,7 @@ if __name__ == "__main__":
         seconds=chosen.seconds,
         var=chosen.var.absolute(),
         parts=chosen.parts or PARTS,
+        on_progress=partial(print, flush=True),  # a part that is killed prints no more
     )
     print(written)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

@@ -1,11 +1,11 @@
 """Runs the measurements and writes `var/bench/<time>.json`, with a key for each part, as each part ends.
 
 A part is measured by the function `measure_<part>`, in the module whose name begins with it, unless the table names
-another. Parts below the line need a Kafka; the ones before it do not.
+another, in a process of its own. Parts below the line have a Kafka each; the ones before it need none.
 
 part          what is measured
 ------------  ---------------------------------------------------------------------------------------------------------
-machine       cores, Python, form of the kernel; for each part the load before and after, and how long it took
+machine       cores, Python, form of the kernel; `parts`: for each the load before and after, and how long it took
 kernel        rates of kernel and store, {unit, median, least, greatest, runs}
 orderly       1,000,000 messages through one orderly lane by pops of 10,000 (`kernel`)
 batch_change  1,000 changes of invisible time made durable in three ways, beside the report and in the temporary folder
@@ -70,10 +70,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from broker_state import KERNEL_FORM
-from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from tests.benchmarks.batch_change import measure_batch_change
 from tests.benchmarks.benchmark_options import BenchOptions
@@ -90,6 +87,7 @@ from tests.benchmarks.lag import measure_lag
 from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.lease_ends import measure_lease_ends
 from tests.benchmarks.long_log import measure_long_log
+from tests.benchmarks.part_process import PartError, measure_with_kafka, run_apart
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
 from tests.benchmarks.protection import measure_protection
@@ -100,7 +98,6 @@ from tests.benchmarks.snapshot_delay import measure_snapshot
 from tests.benchmarks.timeline import measure_timeline
 from tests.benchmarks.tls import measure_tls
 from tests.benchmarks.verify import measure_verify
-from tests.support.time_limit import time_limit
 
 __all__ = ["PARTS", "run_bench"]
 
@@ -142,7 +139,8 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "cluster_kills": measure_cluster_kills,
     "cluster_lanes": measure_cluster_lanes,
 }
-PARTS = (*_PARTS, *_PARTS_WITH_KAFKA)
+_MEASURES = _PARTS | {name: partial(measure_with_kafka, each) for name, each in _PARTS_WITH_KAFKA.items()}
+PARTS = tuple(_MEASURES)
 
 
 def run_bench(
@@ -157,46 +155,40 @@ def run_bench(
     """Measure the chosen parts, and write the report anew after each; return its file and the parts that failed.
 
     A part that raises, or takes longer than LIMIT_S, is in the report as `{"failure": why}`, and the others follow.
-    The parameters are those of `BenchOptions`.
+    The parameters are those of `BenchOptions`; `on_progress` can be pickled.
     """
     folder = var / "bench"
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
-    options = BenchOptions(
-        operations=operations, runs=runs, seconds=seconds, var=var, work=work, on_progress=on_progress
-    )
     failed: list[str] = []
     report: dict[str, Any] = {
         "machine": {
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "kernel": KERNEL_FORM,
+            "parts": {},
         }
     }
 
-    def measure(name: str, call: Callable[[], Any]) -> None:
+    for name, measure in _MEASURES.items():
+        if name not in parts:
+            continue
         on_progress(f"measuring {name}")
+        options = BenchOptions(
+            operations=operations, runs=runs, seconds=seconds, var=var, work=work / name, on_progress=on_progress
+        )
+        options.work.mkdir(parents=True)
         load, began_s = os.getloadavg(), time.perf_counter()
         try:
-            with time_limit(LIMIT_S, TimeoutError(f"it took longer than {LIMIT_S:g} s")):
-                report[name] = msgspec.to_builtins(call())
-        except Exception as error:  # noqa: BLE001 - one part must not cost the results of the others
-            report[name] = {"failure": f"{type(error).__name__}: {error}"}
+            report[name] = run_apart(partial(measure, options), LIMIT_S)
+        except PartError as error:
+            report[name] = {"failure": str(error)}
             failed.append(name)
             on_progress(f"{name} failed: {error}")
         measured = {"load_before": load, "load_after": os.getloadavg(), "took_s": round(time.perf_counter() - began_s)}
-        report["machine"][name] = measured
+        report["machine"]["parts"][name] = measured
         file.write_text(json.dumps(report, indent=2))
-
-    for name, measure_part in _PARTS.items():
-        if name in parts:
-            measure(name, partial(measure_part, options))
-    if not _PARTS_WITH_KAFKA.keys().isdisjoint(parts):
-        with EmbeddedKafka(work / "kafka", jars=kafka_jars(var)) as kafka:
-            for name, measure_with in _PARTS_WITH_KAFKA.items():
-                if name in parts:
-                    measure(name, partial(measure_with, options, kafka))
-    shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
     return file, failed
