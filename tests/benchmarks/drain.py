@@ -10,6 +10,8 @@ import psutil
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream.exchange.partitioner import ops_key, partition_of
@@ -19,7 +21,7 @@ from tests.benchmarks.cpu_use import CpuUse, is_spark
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
 from tests.benchmarks.record_writer import RecordWriter
 
-__all__ = ["drain", "fill", "fill_with_single_entries", "measure_batches", "measure_drain"]
+__all__ = ["drain", "fill", "fill_with_single_entries", "is_answered", "measure_batches", "measure_drain"]
 
 _TOPIC = "bench"
 _GROUP = "group"
@@ -99,7 +101,7 @@ def fill(
 def drain(
     kafka: EmbeddedKafka, prefix: str, folder: Path, var: Path, records: int, *, flush_interval_s: float
 ) -> dict[str, Any]:
-    """Start a job on the filled topic; return the rates until all is answered, and until Delta has all rows."""
+    """Start a job on the filled topic; return the rates until Kafka has all answers, and Delta all rows."""
     config_file = kafka.connection.config_file
     settings = JobSettings(
         folder=folder,
@@ -121,7 +123,7 @@ def drain(
             totals = host.job.metrics.totals()
             now = time.perf_counter() - started
             lags.append((round(now, 1), host.job.outbox.undelivered_bytes))
-            if not answered_s and totals.records >= records:
+            if not answered_s and totals.records >= records and is_answered(host.job.outbox):
                 answered_s = now
             if answered_s and host.job.flush.delivered_seq >= totals.apply_seq:
                 break
@@ -149,6 +151,11 @@ def drain(
         "write_batch_bytes_max": totals.write_batch_bytes_max,
         "resident_bytes_max": peaks,
     }
+
+
+def is_answered(outbox: Outbox) -> bool:
+    """Return whether Kafka has taken every answer to what is decided: a decided record is only on its way there."""
+    return next(outbox.undelivered(EntryKind.ANSWERS), None) is None
 
 
 def _note_memory(peaks: dict[str, int], processes: dict[str, psutil.Process]) -> None:
