@@ -36,7 +36,7 @@ latency       milliseconds: `operation` send -> answer, `message` send -> handle
               `wake_up` a blocked orderly lane is free -> answer of the pop that waits for it;
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
 lease_ends    milliseconds send -> answer on `others`, queues without leases, while at most 1,000,000 leases of one
-              queue, one for each operation, end at once
+              queue, one for each operation, end as fast as they can; `ticks`, the records that this takes
 idle          shares of a core that an idle job and its JVM use, a sample a second
 consume       a handler that does nothing, by the way to consume: `cpu_us` of the client a message, `in_memory` (without
               the CPU of the job) and with a `job`, there also `messages_a_second` of 100 bytes from 8 queues, or as
