@@ -32,8 +32,8 @@ verify        `popstream verify` of a job that was drained: `records_per_s` with
 restart       a job with 10,000,000 leases: `bytes_a_lease` in its state, `first_answer_s` from a start with no JVM
 build         `filled`: from a filled topic of messages of 100 bytes until all are poppable, the first one cold, and
               until all units are in Delta; `poppable`: milliseconds from the send of a message until it can be popped
-latency       milliseconds: `operation` send -> answer, `message` send -> handler of a waiting consumer,
-              `wake_up` a blocked orderly lane is free -> answer of the pop that waits for it;
+latency       milliseconds: `operation` send -> answer, at 500 and at 5,000 operations a second, `message` send ->
+              handler of a waiting consumer, `wake_up` a blocked orderly lane is free -> answer of its waiting pop;
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
 lease_ends    milliseconds send -> answer on `others`, queues without leases, while at most 1,000,000 leases of one
               queue, one for each operation, end as fast as they can; `ticks`, the records that this takes

@@ -22,8 +22,10 @@ from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, 
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.client_cost import drain_large_records
 
-__all__ = ["measure_latency", "operation_latency", "quantiles"]
+__all__ = ["RATES", "measure_latency", "operation_latency", "quantiles"]
 
+RATES = (500, 5_000)
+"""Operations a second."""
 _QUEUES = 8
 
 
@@ -40,7 +42,7 @@ def measure_latency(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
     with clients, Host(settings, var=options.var):
         measure(operation_latency, 100, 30)  # warm
         return {
-            "operation": measure(operation_latency, 500, seconds),
+            "operation": {f"{rate}_a_second": measure(operation_latency, rate, seconds) for rate in RATES},
             "message": measure(message_latency, 20, seconds),
             "wake_up": measure(wake_up_latency, 1, seconds),
             "large_records": clients.submit(drain_large_records, servers, "latency").result(),

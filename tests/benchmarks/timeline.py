@@ -28,13 +28,12 @@ from pipelines.process.host import Host
 from popstream.exchange.kafka_link import KafkaLink
 from popstream.settings import ClientSettings
 from tests.benchmarks.benchmark_options import BenchOptions
-from tests.benchmarks.latency import operation_latency, quantiles
+from tests.benchmarks.latency import RATES, operation_latency, quantiles
 from tests.support.left_behind import records_between
 
 __all__ = ["measure_timeline"]
 
 _PREFIX = "timeline"
-_RATES = (500, 5_000)
 _LOOK_S = 0.5
 _SPARK_STAGES = ("triggerExecution", "latestOffset", "walCommit", "queryPlanning", "addBatch", "commitOffsets")
 """Names of Spark's own: a micro-batch as a whole, then its parts in their order; `addBatch` has our `fetch` in it."""
@@ -111,7 +110,7 @@ def measure_timeline(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, A
 
         send(100, 30).result()  # warm
         report = {}
-        for rate in _RATES:
+        for rate in RATES:
             metrics.micro_batches.clear()
             client = send(rate, options.seconds)
             spark = _spark_stages(client)
