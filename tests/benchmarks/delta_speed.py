@@ -1,6 +1,6 @@
 """The rate at which audit rows become Delta rows, and the time of a validation of them.
 
-    python tests/benchmarks/delta_speed.py [rows of deliveries] [folder]
+    python -m tests.benchmarks.delta_speed [rows of deliveries] [folder]
 
 The rows are generated, without the state machine: 8 lanes; each pop leases 10 messages, 7 are acked in one range, 3
 expire, are leased again by the next pop and then acked. So 5 rows of deliveries, 4 of operations and 2 of
