@@ -1,4 +1,4 @@
-"""`make bench-peers`: measure popstream beside other leasing queues, each doing the same work on the same cores.
+"""`make bench-peers`: measure popstream beside other leasing queues; each does the same work on the same machine.
 
 contender            what it is
 -------------------  -------------------------------------------------------------------------------------------------
