@@ -191,27 +191,30 @@ class Transport:
         return lambda: self._on_answered.remove(listener)
 
     def post(self, command: Command) -> None:
-        """Send an operation that is neither answered nor sent again. Waits for Kafka only as `submit` does.
+        """Send an operation that is neither answered nor sent again. Waits for Kafka as `submit` does.
 
         Raises:
-            ClientClosed: The transport is closed.
+            ClientClosed: The transport is closed, or was closed meanwhile; nothing was sent.
+            Unavailable: Kafka has not confirmed earlier operations for `delivery_timeout_ms`; nothing was sent.
         """
-        if self._is_closing.is_set():
-            raise ClientClosed.of("transport", self.settings.client_id)
+        self._require_open()
         unanswered = msgspec.structs.replace(command, op_id=command.op_id or new_op_id(), reply_to=None)
 
         def on_sent(error: Exception | None) -> None:
             if error is not None:
                 LOG.warning("%s on %s/%s was lost: %s", type(command).__name__, command.topic, command.queue_id, error)
 
-        if self._history is not None:
-            self._history.post(unanswered)
         try:
             value = self._encode(unanswered)
         except Invalid as error:  # too large; the caller does not wait, so it is only logged
             on_sent(error)
             return
-        self._hand_over(ops_key(command.topic, command.queue_id), value, on_sent, waits=True)
+        if not self._has_room(value, waits=True):
+            self._require_open()
+            raise self._without_room()
+        if self._history is not None:
+            self._history.post(unanswered)
+        self._hand_over(ops_key(command.topic, command.queue_id), value, on_sent)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Disconnect; calls that wait raise `ClientClosed`. More calls do nothing.
@@ -263,14 +266,24 @@ class Transport:
         def on_sent(error: Exception | None) -> None:
             self._pending.sent(pending.op_id, error, self._clock(), RETRY_AFTER_S)
 
-        self._hand_over(pending.key, pending.value, on_sent, waits=waits)
+        if self._has_room(pending.value, waits=waits):
+            self._hand_over(pending.key, pending.value, on_sent)
+        else:
+            on_sent(self._without_room())
 
-    def _hand_over(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None], *, waits: bool) -> None:
-        """Hand a record to the link, which calls `on_sent`. Without `waits` it fails if there is no room for it."""
-        if not self._window.wait_for_room(len(value), self.settings.delivery_timeout_ms / 1000 if waits else 0.0):
-            message = "Kafka has not confirmed what was sent before"
-            on_sent(Unavailable(message, subject=self.settings.bootstrap_servers))
-            return
+    def _has_room(self, value: bytes, *, waits: bool) -> bool:
+        return self._window.wait_for_room(len(value), self.settings.delivery_timeout_ms / 1000 if waits else 0.0)
+
+    def _without_room(self) -> Unavailable:
+        message = "Kafka has not confirmed what was sent before: check the brokers, then try again"
+        return Unavailable(message, subject=self.settings.bootstrap_servers)
+
+    def _require_open(self) -> None:
+        if self._is_closing.is_set():
+            raise ClientClosed.of("transport", self.settings.client_id)
+
+    def _hand_over(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
+        """Hand a record to the link, which calls `on_sent`."""
         confirm = self._window.enter(len(value), on_sent)
         try:
             self._link.send(key, value, confirm)

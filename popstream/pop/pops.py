@@ -125,11 +125,18 @@ class Pops:
             self._changed.notify_all()
 
     def abandon(self, topic: str, queue_id: int, op_id: str) -> None:
-        """Cancel a pop whose answer is not awaited; its messages are released without counting the attempt."""
+        """Cancel a pop whose answer is not awaited; its messages are released without counting the attempt.
+
+        Where that cannot be sent it is logged: the messages come again when their leases end.
+        """
         try:
             self._transport.post(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
         except Exception:
-            LOG.warning("could not cancel pop %s on %s/%d", op_id, topic, queue_id, exc_info=True)
+            LOG.warning(
+                "could not cancel pop %s on %s/%d: what it leases comes again when the lease ends",
+                *(op_id, topic, queue_id),
+                exc_info=True,
+            )
 
     def cancel(self, op_ids: Iterable[str]) -> None:
         """Cancel pops in flight; each of them is still answered."""

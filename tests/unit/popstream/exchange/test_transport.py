@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,10 +17,11 @@ from popstream import AdminKey, AnswerTimeout, ClientClosed, ClientSettings, Tra
 from popstream.exchange import transport as transport_module
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations, join_parts
 from popstream.exchange.send_window import SendWindow
+from popstream.history.recorder import Invoke, read_history
 from popstream.settings import RESEND_WINDOW_MS
 from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.wire.answer import Answer, LeasedRange, Run
-from popstream.wire.base_errors import Invalid
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Command, Policy, Pop, Tick
 from popstream.wire.reason import Reason
 from popstream.wire.signing import KeyRing, OperationVerifier
@@ -255,12 +257,31 @@ def test_a_sender_waits_while_kafka_has_not_confirmed_what_was_sent(
 
 def test_a_sender_does_not_wait_for_a_transport_that_is_closed(slow: tuple[Transport, SlowLink]) -> None:
     transport, link = slow
-    sender = threading.Thread(target=lambda: list(map(transport.post, [TICK] * 4)))
-    sender.start()
-    eventually(lambda: len(link.sent) == 3)
-    transport.close()
-    sender.join(60)
-    assert (sender.is_alive(), len(link.sent)) == (False, 3)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(lambda: list(map(transport.post, [TICK] * 4)))
+        eventually(lambda: len(link.sent) == 3)
+        transport.close()
+        with pytest.raises(ClientClosed, match="transport c is closed"):
+            sending.result(60)
+    assert len(link.sent) == 3
+
+
+def test_who_posts_learns_that_there_was_no_room_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is not sent again: only the caller can do that. The history has it not, for it was never sent."""
+    monkeypatch.setattr(transport_module, "SendWindow", lambda: SendWindow(records_max=1))
+    link, history = SlowLink(), tmp_path / "history"
+    settings = ClientSettings(
+        bootstrap_servers="kafka:9092", client_id="c", delivery_timeout_ms=1, history_file=history
+    )
+    with Transport(settings, link=link) as transport:
+        transport.post(TICK)
+        with pytest.raises(Unavailable, match="Kafka has not confirmed what was sent before") as raised:
+            transport.post(TICK)
+        assert raised.value.subject == "kafka:9092"
+        assert len(link.sent) == 1
+        link.unconfirmed[0](None)
+        transport.post(TICK)
+    assert len(link.sent) == len([event for event in read_history(history) if isinstance(event, Invoke)]) == 2
 
 
 def test_a_confirmation_never_waits_for_another_one() -> None:
