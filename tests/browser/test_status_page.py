@@ -150,6 +150,7 @@ def test_it_says_who_owns_the_prefix_since_when_and_from_whom(visits: Visits) ->
     owner = page.locator("#owner")
     expect(owner).to_contain_text("Owned by host-b since")
     expect(owner).to_contain_text("for 2 h 0 min")
+    expect(owner).to_contain_text("kernel compiled")
     expect(owner).to_contain_text("Taken over from process 5 on host-a")
     expect(page.locator("#state")).to_have_text("ready")
 

@@ -689,6 +689,13 @@ def test_every_reason_for_not_being_ready_is_shown(capsys: pytest.CaptureFixture
     assert any(line[:4] == ["at", "risk", "4", "of"] for line in lines)
 
 
+@pytest.mark.parametrize("form", ["compiled", "pure"])
+def test_status_names_the_form_of_the_kernel(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = Status(running=True, pid=7, up_s=61, folder="/job", apply_seq=3, prefix="shop", kernel_form=form)
+    print_status(Console(width=240), status)
+    assert f"process 7, up 0:01:01, prefix shop, kernel {form}" in capsys.readouterr().out
+
+
 def test_status_shows_the_owner_and_whom_it_has_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     record = Owner(
         session="s",

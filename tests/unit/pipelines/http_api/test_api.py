@@ -65,6 +65,7 @@ def test_a_command_gets_the_answer_of_the_control_socket(site: ApiSite) -> None:
     assert len(status.queues) == 3
     assert status.queues == direct.queues
     assert (status.owner, status.is_cut) == (direct.owner, True)
+    assert status.kernel_form == "compiled"
 
 
 def test_a_command_gets_all_lanes_and_rules_by_pages(site: ApiSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +130,8 @@ def test_page_probes_and_description_take_no_token(site: ApiSite) -> None:
         path: site.get(path, token="") for path in ("/", "/page/page.js", "/page/popstream.css", "/live", "/ready")
     }
     assert [reply.status for reply in found.values()] == [200, 200, 200, 200, 503]
+    assert b"`kernel ${kernel}`" in found["/page/page.js"].content
+    assert b"kernel_form: kernel" in found["/page/page.js"].content
     assert found["/ready"].content == b"Kafka is away\n"
     assert site.get("/api/v1/openapi.json", token="").status == 200
 
