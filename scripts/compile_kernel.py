@@ -2,12 +2,14 @@
 
     python -m scripts.compile_kernel
 
-Writes var/kernel/<digest>/ (broker_state/compiled_form.py), and removes builds of other sources. Without a C compiler
+Writes var/kernel/<digest>/ (broker_state/compiled_form.py), and removes other builds. The digest is that of what is
+compiled; a stamp in the folder is that of what compiles it: the locked packages, and this script. Without a C compiler
 that works or without Python's headers it says so, and the sources are used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -19,6 +21,8 @@ from pathlib import Path
 from broker_state.compiled_form import EXTENSION, GROUP, PURE_VARIABLE, build_folder, compiled_sources
 
 ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements" / "kernel.txt"
+STAMP = "compiled_by"
 
 # Not this project's own pyproject.toml: setuptools would read it.
 _BUILD = """
@@ -33,19 +37,38 @@ setup(name="kernel", ext_modules=mypycify(sys.argv[4:], group_name=sys.argv[3]),
 def main() -> None:
     """Compile the present sources, unless that is done."""
     folder = build_folder()
-    if os.environ.get(PURE_VARIABLE) == "1" or (folder / f"{GROUP}__mypyc{EXTENSION}").is_file():
+    is_built = (folder / f"{GROUP}__mypyc{EXTENSION}").is_file()
+    if os.environ.get(PURE_VARIABLE) == "1" or (is_built and stamp_of(folder) == present_stamp()):
         return
     missing = what_is_missing()
     if missing is not None:
-        print(f"      the kernel is not compiled, its Python sources are used: {missing}")
+        used = "compiled anew, an older build is used" if is_built else "compiled, its Python sources are used"
+        print(f"      the kernel is not {used}: {missing}")
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-") as place:
         built = compile_in(Path(place))
+        (built / STAMP).write_text(present_stamp())
         for other in folder.parent.iterdir():
             if not other.name.startswith(".build-"):
                 shutil.rmtree(other)
         built.rename(folder)
+
+
+def present_stamp() -> str:
+    """Return the digest of what compiles: with another compiler the same sources become another build."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in (LOCK, Path(__file__)):
+        digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def stamp_of(folder: Path) -> str | None:
+    """Return the stamp of a build; None: it has none, as those before there were stamps."""
+    try:
+        return (folder / STAMP).read_text()
+    except FileNotFoundError:
+        return None
 
 
 def what_is_missing() -> str | None:
