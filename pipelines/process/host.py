@@ -44,6 +44,7 @@ from pipelines.printed_commands import completed_commands
 from pipelines.process.job import Job
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
+from pipelines.process.kernel_build import warn_of_stale_build
 from pipelines.process.logs import configure_logs, rotate_in_place
 from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
 from pipelines.process.open_traces import open_traces
@@ -221,6 +222,7 @@ class Host:
         # Only at the start of the process, not of each job: `popstream verify` may use the folder.
         shutil.rmtree(self.folder.scratch, ignore_errors=True)
         configure_logs(settings.log_level, self.log_file, settings.log_format)
+        warn_of_stale_build()
         self.connection = settings.connection or self._start_kafka()
         self._step(f"connecting to Kafka at {self.connection}")
         self._reach_kafka()
