@@ -456,6 +456,27 @@ MUTANTS = [
         "        applied = reason in (Reason.OK, Reason.STALE_HANDLE)\n",
     ),
     Mutant(
+        "lone_ack_keeps_its_lease",
+        "semantics.md, judging: a message that is acked is ALREADY_ACKED",
+        "kernel/lone_ack.py",
+        "    page.replace(first, last + 1, None)\n",
+        "",
+    ),
+    Mutant(
+        "lone_ack_of_a_released_message_has_a_deadline",
+        "tables.md, operations: `deadline_before_ms` is that of a lease, null where there is none",
+        "kernel/lone_ack.py",
+        "before.deadline_ms or None",
+        "before.deadline_ms",
+    ),
+    Mutant(
+        "lone_ack_on_a_lane_that_is_behind",
+        "semantics.md, three steps: an operation first brings its lane up to date with what has left the log",
+        "kernel/lone_ack.py",
+        " or lane.is_behind:\n",
+        ":\n",
+    ),
+    Mutant(
         "older_batch_is_current",
         "semantics.md, orderly lanes: a handle of an earlier pop is stale",
         "kernel/lanes/orderly_lane.py",

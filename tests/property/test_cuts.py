@@ -22,6 +22,7 @@ import pytest
 from broker_state.kernel import ack_change_reject
 from broker_state.kernel.context import op_context
 from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.lone_ack import decide_lone_ack
 from broker_state.store.facts import Delivery, DeliveryState, UnitFacts
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import CACHE_BYTES, OPS, STATE
@@ -34,7 +35,7 @@ from popstream.wire.command import Ack
 from tests.support.in_process.folding import KERNEL_FAMILIES, Folded, Folding, random_cuts, records_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.model.reference_model import Record
 
@@ -138,23 +139,6 @@ def test_any_cut_gives_the_same_bytes(seed: int, how: str) -> None:
     assert_small(families, folded)
 
 
-@pytest.mark.pure
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_lone_ack_is_decided_as_any_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = reference(seed)[1]
-    short_cuts = 0
-
-    def decide_the_general_way(_: OpContext, command: Ack, __: int) -> bool:
-        nonlocal short_cuts
-        short_cuts += len(command.entries) == len(command.handles) == 1
-        return False
-
-    monkeypatch.setattr(ack_change_reject, "decide_lone_ack", decide_the_general_way)
-    assert_same(seed, *fold_in_memory(seed, "random cuts"))
-    assert short_cuts > 0
-    assert any(row.kind == "ack" and row.applied for row in wanted.rows["operations"])
-
-
 def test_the_logs_are_worth_it() -> None:
     """They lease, expire, ack, change, park and refuse; most of them end with something in flight."""
     steps = {row.step for seed in SEEDS for row in reference(seed)[1].rows["deliveries"]}
@@ -208,6 +192,7 @@ class Queue:
     def __init__(self, topic: str = "t" * 249, queue_id: int = 2**31 - 1) -> None:
         self.kv = MemoryKv()
         self.topic, self.queue_id = topic, queue_id
+        self.records: list[KafkaRecord] = []
         self._folding = Folding(self.kv, partitions=1)
         self._number = 0
         self.now_ms = MS
@@ -220,6 +205,7 @@ class Queue:
         value = json.dumps({"v": 1, "type": kind, "topic": self.topic, "queue_id": self.queue_id, **op}).encode()
         key = ops_key(self.topic, self.queue_id)
         record = KafkaRecord(0, self._number, self.now_ms, key, value, len(value))
+        self.records.append(record)
         decision = self._folding.decide([record])
         families = {family: self.kv.families.get(family, {}) for family in KERNEL_FAMILIES}
         assert_small(families, self._folding.folded)
@@ -368,3 +354,69 @@ def test_reject_with_a_long_cause(queue: Queue) -> None:
     entries = [{"handle": 0, "offsets": [[0, 0]], "cause": "x" * 3_000_000}]
     (answer,) = queue.send("reject", handles=handles, entries=entries)
     assert answer["applied"]
+
+
+# --------------------------------------------------------------------------------------- acks of one range each
+
+
+def log_of_lone_acks(seed: int, steps: int = 400) -> list[KafkaRecord]:
+    """Pops, and acks of a single range each: good ones, repeated and late ones, and ones after something else.
+
+    That is a renewal, a release, or that messages have left the log.
+    """
+    chance = random.Random(seed)
+    queue = Queue("orders", 0)
+    queue.send("dispatch", ranges=[{"first": 0, "last": 9_999}])
+    held: list[tuple[str, str, int, int]] = []
+    for _ in range(steps):
+        queue.now_ms += chance.choice([0, 1, 7, 300])
+        if held and chance.random() < 0.04:  # the log begins later: some of what is leased has left it
+            _, _, first, last = held[min(2, len(held) - 1)]
+            queue.send("dispatch", skip=[[0, (first + last) // 2]])
+        group = chance.choice(["billing", "stock", "in order"])
+        if not held or chance.random() < 0.4:
+            wanted, lease_ms = chance.choice([1, 1, 1, 3, 40, 100]), chance.choice([500, 60_000, 60_000])
+            pop = {"max_messages": wanted, "invisible_time_ms": lease_ms, "order": group == "in order"}
+            answer = queue.send("pop", group=group, **pop)[-1]
+            held += [(group, answer["handle"], first, last) for first, last, _ in answer.get("messages", [])]
+            continue
+        group, handle, first, last = held[chance.randrange(len(held))]
+        if chance.random() < 0.5:
+            first, last = sorted((chance.randint(first, last), chance.randint(first, last)))
+        given = {"handles": [{"group": group, "handle": handle}], "client_id": "c"}
+        entry: dict[str, Any] = {"handle": 0, "offsets": [[first, last]]}
+        if chance.random() < 0.1:
+            queue.send("change_invisible", **given, entries=[{**entry, "invisible_time_ms": chance.choice([0, 9_000])}])
+            continue
+        if chance.random() < 0.1:
+            entry["cause"] = "GONE"
+        queue.send("ack", **given, entries=[entry])
+        if chance.random() < 0.9:  # else: it may be acked again
+            held = [each for each in held if each[1] != handle]
+    return queue.records
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_lone_ack_is_decided_as_any_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = log_of_lone_acks(seed)
+    decided_briefly: list[bool] = []
+
+    def decided_by(decide: Callable[[OpContext, Ack, int], bool]) -> tuple[Bytes, Folded]:
+        monkeypatch.setattr(ack_change_reject, "decide_lone_ack", decide)
+        kv = MemoryKv()
+        folded = Folding(kv, partitions=1).decide_all(records, random_cuts(records, seed))
+        return {family: kv.families.get(family, {}) for family in KERNEL_FAMILIES}, folded
+
+    def counted(op: OpContext, command: Ack, offsets_max: int) -> bool:
+        decided_briefly.append(decide_lone_ack(op, command, offsets_max))
+        return decided_briefly[-1]
+
+    briefly, folded = decided_by(counted)
+    generally, folded_generally = decided_by(lambda *_: False)
+    assert differences(generally, briefly) == []
+    assert folded.answers == folded_generally.answers
+    assert folded.rows == folded_generally.rows
+    assert folded.digest() == folded_generally.digest()
+    assert decided_briefly.count(True) > 50, "they are decided by the short way"
+    assert decided_briefly.count(False) > 20, "some are not: they are stale, in order, or on a lane that is behind"

@@ -96,7 +96,7 @@ class Folding:
         self.folded.add(decision, rejected)
         return decision
 
-    def decide_all(self, records: Sequence[Record], cuts: Sequence[int]) -> Folded:
+    def decide_all(self, records: Sequence[Record | KafkaRecord], cuts: Sequence[int]) -> Folded:
         """The whole log, a micro-batch from each of `cuts` to the next."""
         for first, end in pairwise((0, *cuts, len(records))):
             self.decide(records[first:end])
@@ -122,7 +122,7 @@ def one_batch(_: Sequence[Record]) -> list[int]:
     return []
 
 
-def random_cuts(records: Sequence[Record], seed: int) -> list[int]:
+def random_cuts(records: Sequence[Record | KafkaRecord], seed: int) -> list[int]:
     """A few cuts, now close together and now far apart."""
     chance = random.Random(seed)
     return sorted(chance.sample(range(1, len(records)), chance.choice([1, 5, len(records) // 10])))
