@@ -2,80 +2,153 @@
 
 A bound is a tenth above what was counted when it was last changed. A change that exceeds one either costs too much, or
 is worth it: then it moves the bound, and says why.
+
+Counted are calls of this project's functions. Those of libraries depend on the version of Python, as do the frames of
+comprehensions, and generators are counted by the functions that they call.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from broker_state.kernel.context.decision import Decision, OpRecord
-from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
-from broker_state.store.overlay import Overlay
-from pipelines.decide_ops.entries import entries_of
-from popstream.wire.command import encode_command
+from connectors.delta.data_files import write_data_files
+from connectors.delta.rows import completed_rows
+from connectors.delta.tables import AUDIT_TABLES
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.entries import read_slice
+from pipelines.decide_ops.entry import Entry, EntryKind
+from pipelines.decide_ops.ops_decider import OpsDecider
+from popstream.exchange.partitioner import ops_key
+from popstream.testing import MemoryJob
+from popstream.wire.command import Ack, encode_command
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+    from collections.abc import Callable, Iterable, Iterator
+    from types import CodeType, FrameType
 
+    from popstream.message import Message
     from popstream.wire.command import Command
 
 MESSAGES = 2_000
+TURN = 256
+"""Records of a partition that are decided one after the other."""
+ROOT = Path(__file__).parents[2]
+OURS = tuple(f"{ROOT / package}/" for package in ("broker_state", "connectors", "pipelines", "popstream"))
+COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>"}
 
 
 class Cost(NamedTuple):
     """Of one operation, on average."""
 
-    calls: float
-    """Python functions called by the kernel."""
+    decode_calls: float
+    """Functions called by step 2."""
+    prefetch_calls: float
+    """By step 3."""
+    decide_calls: float
+    """By step 4, the kernel."""
+    entries_calls: float
+    """By what encodes answers and rows before step 5."""
     puts: float
     """Changes of the WriteBatch, but for those of the outbox."""
     stored_bytes: float
     """Keys and values of these."""
     outbox_bytes: float
     """Answers and audit rows, as they are stored until they are delivered."""
+    table_bytes: float
+    """The rows as Parquet, in files of as many rows as all operations have."""
     sent_bytes: float
     """The operation itself."""
 
 
-def cost_of(commands: list[Command]) -> Cost:
+class Calls:
+    """Counts calls of this project's functions."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._is_counted: dict[CodeType, bool] = {}
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count those of the block."""
+        sys.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        counts = self._is_counted.get(code)
+        if counts is None:
+            is_function = code.co_name not in COMPREHENSIONS and not code.co_flags & inspect.CO_GENERATOR
+            counts = self._is_counted[code] = is_function and code.co_filename.startswith(OURS)
+        self.count += counts
+
+
+def cost_of(commands: list[Command], folder: Path) -> Cost:
+    """Decide commands as the deciding thread does, and write their rows."""
     kv = MemoryKv()
-    overlay = Overlay(kv)
-    fold(overlay, _records(declare_queue("orders", 0, MESSAGES)), Decision())
-    kv.write(overlay)
-    records, decision = list(_records(commands)), Decision()
-    calls = 0
+    decider = OpsDecider(kv, Decoder(1).decode, results_partitions=1)
+    made = _records(declare_queue("orders", 0, MESSAGES))
+    decider.decide_at_once(made)
+    decider.entries(1)
+    kv.write(decider.overlay)
+    decider.written()
 
-    def count(_: FrameType, event: str, __: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        fold(overlay, records, decision)
-    finally:
-        sys.setprofile(None)
-    assert not [row for row in decision.operations if row.code], "every operation is good"
-    changes = list(overlay.changes())
-    entries = entries_of(decision, [], 1, results_partitions=1, signer=None)
+    records = _records(commands, first=len(made))
+    decode, prefetch, decide, encode = Calls(), Calls(), Calls(), Calls()
+    for at in range(0, len(records), TURN):
+        with decode.counted():
+            decoded = decider.decode(records[at : at + TURN])
+        assert not decoded.rejected
+        with prefetch.counted():
+            decider.prefetch(decoded)
+        with decide.counted():
+            decider.decide(decoded)
+    with encode.counted():
+        entries = decider.entries(2)
+    assert not [row for row in decider.decided.decision.operations if row.code], "every operation is good"
+    assert len(decider.decided.decision.answers) == len(commands), "and is answered"
+    changes = list(decider.overlay.changes())
     totals = (
-        calls,
+        *(calls.count for calls in (decode, prefetch, decide, encode)),
         len(changes),
         sum(len(key) + len(value or b"") for _, key, value in changes),
         sum(len(entry.value) for entry in entries),
-        sum(len(encode_command(command)) for command in commands),
+        _table_bytes(entries, folder),
+        sum(record.value_bytes for record in records),
     )
     return Cost(*(round(total / len(commands), 2) for total in totals))
 
 
-def _records(commands: Iterator[Command] | list[Command]) -> Iterator[OpRecord]:
-    for number, command in enumerate(commands):
-        yield OpRecord(0, number, 1_000_000 + number // 20, command, number.to_bytes(8, "big"))
+def _records(commands: Iterable[Command], *, first: int = 0) -> list[KafkaRecord]:
+    """Return the records of commands in one partition, 20 a millisecond."""
+    records = []
+    for number, command in enumerate(commands, first):
+        value, key = encode_command(command), ops_key(command.topic, command.queue_id)
+        records.append(KafkaRecord(0, number, 1_000_000 + number // 20, key, value, len(value)))
+    return records
+
+
+def _table_bytes(entries: list[Entry], folder: Path) -> int:
+    """Return the size of the data files with the rows of entries."""
+    slices = [read_slice(entry.value) for entry in entries if entry.kind == EntryKind.AUDIT]
+    total = 0
+    for table in {name for name, _ in slices}:
+        rows = [completed_rows(name, data, 2, "state epoch", "topic id") for name, data in slices if name == table]
+        files = write_data_files(folder / table, AUDIT_TABLES[table], rows, durable=False)
+        total += sum(file.size for file in files)
+    return total
 
 
 @pytest.mark.pure
@@ -84,16 +157,59 @@ def _records(commands: Iterator[Command] | list[Command]) -> Iterator[OpRecord]:
     [
         pytest.param(
             list(single_entry_ops("orders", 0, "billing", MESSAGES, reply_to=0)),
-            Cost(calls=106, puts=1.2, stored_bytes=380, outbox_bytes=327, sent_bytes=232),
+            Cost(
+                decode_calls=2.2,
+                prefetch_calls=4.5,
+                decide_calls=106,
+                entries_calls=2.3,
+                puts=1.2,
+                stored_bytes=380,
+                outbox_bytes=327,
+                table_bytes=14.7,
+                sent_bytes=232,
+            ),
             id="a pop and an ack for each message",
         ),
         pytest.param(
-            list(whole_pop_ops("orders", 0, "billing", 2, MESSAGES // 2, entry_offsets=1)),
-            Cost(calls=6_290, puts=23.7, stored_bytes=42_600, outbox_bytes=9_010, sent_bytes=19_940),
+            list(whole_pop_ops("orders", 0, "billing", 2, MESSAGES // 2, entry_offsets=1, reply_to=0)),
+            Cost(
+                decode_calls=2.5,
+                prefetch_calls=5.5,
+                decide_calls=4_700,
+                entries_calls=34,
+                puts=23.7,
+                stored_bytes=42_600,
+                outbox_bytes=51_100,
+                table_bytes=8_600,
+                sent_bytes=19_940,
+            ),
             id="pops of 1,000 messages, acked one entry each by one operation",
         ),
     ],
 )
-def test_no_operation_costs_more_than_before(commands: list[Command], bound: Cost) -> None:
-    found = cost_of(commands)
+def test_no_operation_costs_more_than_before(commands: list[Command], bound: Cost, tmp_path: Path) -> None:
+    found = cost_of(commands, tmp_path)
+    assert all(found), f"something was not counted: {found}"
     assert all(cost <= most for cost, most in zip(found, bound, strict=True)), f"{found} exceeds {bound}"
+
+
+@pytest.mark.parametrize(
+    ("acked", "bound"),
+    [
+        pytest.param(lambda popped: popped[:1], 302, id="a message alone"),
+        pytest.param(lambda popped: popped, 0.31, id="1,000 messages of a pop"),
+        pytest.param(lambda popped: popped[::2], 11.4, id="every second one of them"),
+    ],
+)
+def test_no_ack_of_a_client_is_longer_than_before(
+    acked: Callable[[list[Message]], list[Message]], bound: float
+) -> None:
+    """Bytes a message of the record that acks messages in one call."""
+    job = MemoryJob()
+    job.write("orders", 0, [b""] * 1_000)
+    with job.consumer("billing", client_id="billing-1") as consumer:
+        messages = acked(consumer.pop("orders", 0, 1_000).messages)
+        assert all(outcome.applied for outcome in consumer.ack(messages))
+    (record,) = [record for record in job.records if isinstance(record, Ack)]
+    found = len(encode_command(record)) / len(messages)
+    assert found <= bound, f"{found} bytes exceed {bound}"
