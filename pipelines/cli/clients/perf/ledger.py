@@ -87,11 +87,11 @@ class GroupLedger:
         self._delivery_ms: Any = context.RawArray(ctypes.c_float, messages)
         self._ack_ms: Any = context.RawArray(ctypes.c_float, messages)
 
-    def note_delivery(self, number: int, since_sent_ms: float) -> None:
+    def note_delivery(self, number: int, since_due_ms: float) -> None:
         """Note that a consumer got a message."""
         count = self._deliveries[number]
         if not count:
-            self._delivery_ms[number] = since_sent_ms
+            self._delivery_ms[number] = since_due_ms
         self._deliveries[number] = min(count + 1, _DELIVERIES_MAX)
         self._unanswered[number] = 0  # it comes again, so the ack before was not applied
 
@@ -122,7 +122,7 @@ class GroupLedger:
         )
 
     def delivery_times_ms(self) -> "array[float]":
-        """Return the milliseconds from send to first delivery of each message that was delivered."""
+        """Return the milliseconds from when each delivered message was due to its first delivery."""
         return _known(self._deliveries, self._delivery_ms)
 
     def ack_times_ms(self) -> "array[float]":

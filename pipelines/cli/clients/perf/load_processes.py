@@ -55,7 +55,9 @@ def send_load(plan: Plan, counts: ProcessCounts, stopping: Any, failures: Any) -
                     time.sleep(max(0.0, began_s + number / plan.rate - time.perf_counter()))
                 if stopping.value:
                     break
-                waiting.append(producer.send(plan.topic, made_value(plan, number), queue_id=number % plan.queues))
+                since_ns = counts.first_ns + round(number * 1e9 / plan.rate) if plan.rate else time.time_ns()
+                value = made_value(plan, number, since_ns)
+                waiting.append(producer.send(plan.topic, value, queue_id=number % plan.queues))
                 while waiting and (waiting[0].done() or len(waiting) >= UNCONFIRMED_MAX):
                     confirm()
             while waiting:

@@ -9,7 +9,7 @@ from pipelines.cli.clients.perf.plan import Plan
 __all__ = ["Progress", "progress_line"]
 
 NEWEST = 1_000
-"""Messages of a group whose times from send to delivery are shown."""
+"""Messages of a group whose times until delivery are shown."""
 
 
 class Progress(NamedTuple):
@@ -34,5 +34,5 @@ def progress_line(plan: Plan, before: Progress, now: Progress, ledgers: Collecti
         f"{now.consumed:,} consumed, {(now.consumed - before.consumed) / passed_s:,.0f} a second",
     ]
     if plan.rate and (times := quantiles_of([ms for each in ledgers for ms in each.newest_delivery_times_ms(NEWEST)])):
-        parts.append(f"send to delivery p50 {times['p50']:,.0f} ms, p99 {times['p99']:,.0f} ms")
+        parts.append(f"due to delivery p50 {times['p50']:,.0f} ms, p99 {times['p99']:,.0f} ms")
     return "; ".join(parts)

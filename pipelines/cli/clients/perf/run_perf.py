@@ -44,7 +44,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
         sent_per_s: Messages sent a second.
         consume_s: Seconds from the first delivery to the last ack, of all groups.
         consumed_per_s: Messages acked a second, of all groups together; without acks of unknown outcome.
-        delivery_ms: Quantiles of the milliseconds from send to first delivery; None when all were sent first.
+        delivery_ms: Quantiles of the milliseconds from when a message was due to be sent to its first delivery; None
+            when all were sent first.
         ack_ms: Quantiles of the milliseconds from ack to outcome.
         groups: By name, what became of the messages.
         failures: Errors of the processes of the load.
@@ -277,7 +278,7 @@ def _print(plan: Plan, report: LoadReport, *, as_json: bool) -> None:
         "sent": f"{report.sent:,} of {report.messages:,} messages of {plan.message_bytes} bytes,"
         f" {report.sent_per_s:,.0f} a second",
         "consumed": f"{report.consumed_per_s:,.0f} a second by {len(plan.groups)} x {plan.workers} workers",
-        "send to delivery": _line(report.delivery_ms) if plan.rate else "not measured: all were sent first (--rate)",
+        "due to delivery": _line(report.delivery_ms) if plan.rate else "not measured: all were sent first (--rate)",
         "ack to outcome": _line(report.ack_ms),
     }
     for group, result in report.groups.items():

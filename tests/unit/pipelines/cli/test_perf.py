@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pipelines.cli.clients.perf import run_perf
+from pipelines.cli.clients.perf import load_processes, run_perf
 from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts, quantiles_of, seconds_between
 from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN, made_value, read_value
-from pipelines.cli.clients.perf.load_processes import Worker
+from pipelines.cli.clients.perf.load_processes import Worker, send_load
 from pipelines.cli.clients.perf.plan import Plan
 from pipelines.cli.clients.perf.progress import Progress, progress_line
 from pipelines.cli.clients.perf.run_perf import new_plan
@@ -91,7 +91,11 @@ def test_every_message_is_delivered_and_acked(ack: AckForm) -> None:
     plan, job = plan_of(ack=ack), MemoryJob()
     for queue_id in range(plan.queues):
         numbers = range(queue_id, plan.messages, plan.queues)
-        job.write(plan.topic, queue_id, [b"of somebody else", *(made_value(plan, number) for number in numbers)])
+        job.write(
+            plan.topic,
+            queue_id,
+            [b"of somebody else", *(made_value(plan, number, time.time_ns()) for number in numbers)],
+        )
     ledger, own = GroupLedger(CONTEXT, plan.messages), counts()
     stopping = CONTEXT.RawValue(ctypes.c_bool, False)
     with open_consumer(job, plan) as consumer:
@@ -128,7 +132,9 @@ def test_acks_that_time_out_are_entered_as_far_as_they_are_known_and_their_worke
 ) -> None:
     plan, job = plan_of(ack=ack), MemoryJob()
     for queue_id in range(plan.queues):
-        job.write(plan.topic, queue_id, [made_value(plan, each) for each in range(queue_id, plan.messages, 2)])
+        job.write(
+            plan.topic, queue_id, [made_value(plan, each, time.time_ns()) for each in range(queue_id, plan.messages, 2)]
+        )
     ledger, own = GroupLedger(CONTEXT, plan.messages), counts()
     stopping = CONTEXT.RawValue(ctypes.c_bool, False)
     with open_consumer(job, plan) as consumer:
@@ -227,14 +233,14 @@ def test_progress_while_messages_are_sent_tells_what_is_consumed_and_how_soon(
     load._sent.messages = 7
     (((own,),), (ledger,)) = load._workers.values(), load._ledgers.values()
     own.messages = 2
-    for number, since_sent_ms in ((0, 12.0), (1, 30.0)):
-        ledger.note_delivery(number, since_sent_ms)
+    for number, since_due_ms in ((0, 12.0), (1, 30.0)):
+        ledger.note_delivery(number, since_due_ms)
     looks = iter([False, True])
     load._wait(lambda: next(looks), "sent", lambda: load._sent.messages)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("popstream: 7 sent, ")
     assert "; 2 consumed, " in line
-    assert line.endswith("; send to delivery p50 12 ms, p99 30 ms")
+    assert line.endswith("; due to delivery p50 12 ms, p99 30 ms")
 
 
 def test_a_line_of_progress_has_rates_and_the_times_of_the_newest_messages_of_each_group() -> None:
@@ -246,7 +252,7 @@ def test_a_line_of_progress_has_rates_and_the_times_of_the_newest_messages_of_ea
     for number in range(2_500):
         ledgers[0].note_delivery(number, 9_000.0 if number < 1_500 else 40.0)
     ledgers[1].note_delivery(0, 80.0)
-    assert progress_line(plan, before, now, ledgers) == f"{line}; send to delivery p50 40 ms, p99 40 ms"
+    assert progress_line(plan, before, now, ledgers) == f"{line}; due to delivery p50 40 ms, p99 40 ms"
     assert progress_line(plan_of(), before, now, ledgers) == line, "all are sent first: the times tell nothing"
 
 
@@ -265,17 +271,47 @@ def test_what_is_missing_refused_and_redelivered_is_counted() -> None:
     assert ledger.result([own]).redelivered == 2 + 254
 
 
+@pytest.mark.parametrize(
+    ("rate", "since_s"), [(10.0, [100.0, 100.1, 100.2, 100.3]), (0.0, [100.0, 100.5, 101.0, 101.5])]
+)
+def test_a_message_is_waited_for_from_when_it_was_due(
+    rate: float, since_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender takes half a second for each: those behind it are late, and their times have to show it."""
+    now_s = 100.0
+    values: list[bytes] = []
+
+    class SlowProducer:
+        def send(self, _topic: str, value: bytes, queue_id: int) -> Future[None]:
+            nonlocal now_s
+            now_s += 0.5
+            assert queue_id == len(values) % 2
+            values.append(value)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+    clock = SimpleNamespace(perf_counter=lambda: now_s, time_ns=lambda: round(now_s * 1e9), sleep=lambda _: None)
+    monkeypatch.setattr(load_processes, "time", clock)
+    monkeypatch.setattr(load_processes, "_child", lambda _: nullcontext())
+    monkeypatch.setattr(load_processes, "Producer", lambda **_: nullcontext(SlowProducer()))
+    sent = counts()
+    send_load(plan_of(rate=rate, messages=4), sent, CONTEXT.RawValue(ctypes.c_bool, False), None)
+    assert sent.messages == 4
+    assert [int.from_bytes(value[16:24], "big") / 1e9 for value in values] == since_s
+
+
 def test_values_of_other_loads_are_told_apart() -> None:
     plan = plan_of()
-    value = made_value(plan, 7)
+    value = made_value(plan, 7, time.time_ns())
     assert len(value) == 60
     number, since_ms = read_value(plan, value) or (None, -1.0)
     assert number == 7
     assert since_ms >= 0
     assert read_value(plan_of(), value) is None, "each load has an id of its own"
-    assert read_value(plan, made_value(plan, 50)) is None
+    assert read_value(plan, made_value(plan, 50, time.time_ns())) is None
     assert read_value(plan, b"short") is read_value(plan, None) is None
-    assert len(made_value(plan_of(message_bytes=VALUE_BYTES_MIN), 1)) == VALUE_BYTES_MIN
+    assert len(made_value(plan_of(message_bytes=VALUE_BYTES_MIN), 1, time.time_ns())) == VALUE_BYTES_MIN
 
 
 def test_quantiles() -> None:
