@@ -5,11 +5,11 @@ import math
 from array import array
 from collections.abc import Sequence
 from multiprocessing.context import SpawnContext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-__all__ = ["GroupLedger", "GroupResult", "ProcessCounts", "quantiles_of", "seconds_between"]
+__all__ = ["GroupLedger", "GroupResult", "LoadDelivery", "ProcessCounts", "quantiles_of", "seconds_between"]
 
 _DELIVERIES_MAX: Final = 255
 _QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
@@ -29,6 +29,21 @@ class ProcessCounts(ctypes.Structure):
     last_ns: int
     """When the last one was confirmed, or an ack had its outcome, as `time.time_ns`; 0: not yet."""
     _fields_ = tuple((name, ctypes.c_int64) for name in ("messages", "others", "refused", "first_ns", "last_ns"))
+
+
+class LoadDelivery(NamedTuple):
+    """One delivery of a message of a load.
+
+    Attributes:
+        number: Of the message.
+        queue_offset: Of its record: a record that was written twice is two messages to the job.
+        granted_ms: When the job leased it, by the queue's clock. 0: it shares a record with other messages, so its ack
+            may be applied to nothing yet.
+    """
+
+    number: int
+    queue_offset: int
+    granted_ms: int
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +85,12 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupLedger:
-    """The messages of a load in one group, by number: 11 bytes a message.
+    """The messages of a load in one group, by number: 35 bytes a message.
 
     Two workers that get a message at the same moment may count as one delivery; none can hide one.
+
+    An ack is applied only while no later delivery is granted. So a delivery granted later than the one whose ack was
+    applied was granted after the ack, whatever the clocks of the workers show and whenever they noted it.
 
     Args:
         context: Of the processes that share it.
@@ -86,19 +104,32 @@ class GroupLedger:
         self._unanswered: Any = context.RawArray(ctypes.c_uint8, messages)
         self._delivery_ms: Any = context.RawArray(ctypes.c_float, messages)
         self._ack_ms: Any = context.RawArray(ctypes.c_float, messages)
+        self._queue_offset: Any = context.RawArray(ctypes.c_int64, messages)
+        self._granted_ms: Any = context.RawArray(ctypes.c_int64, messages)
+        """Of the delivery that was granted last."""
+        self._acked_granted_ms: Any = context.RawArray(ctypes.c_int64, messages)
+        """Of the first delivery whose ack was applied."""
 
-    def note_delivery(self, number: int, since_due_ms: float) -> None:
+    def note_delivery(self, delivery: LoadDelivery, since_due_ms: float) -> None:
         """Note that a consumer got a message."""
+        number, queue_offset, granted_ms = delivery
         count = self._deliveries[number]
         if not count:
             self._delivery_ms[number] = since_due_ms
+            self._queue_offset[number] = queue_offset
         self._deliveries[number] = min(count + 1, _DELIVERIES_MAX)
         self._unanswered[number] = 0  # it comes again, so the ack before was not applied
+        if queue_offset == self._queue_offset[number]:
+            self._granted_ms[number] = max(self._granted_ms[number], granted_ms)
 
-    def note_ack(self, number: int, took_ms: float | None) -> None:
-        """Note that the ack of a message was applied; `took_ms` is None if nobody knows how long it took."""
+    def note_ack(self, delivery: LoadDelivery, took_ms: float | None) -> None:
+        """Note that the ack of a delivery was applied; `took_ms` is None if nobody knows how long it took."""
+        number, queue_offset, granted_ms = delivery
         self._ack_ms[number] = math.nan if took_ms is None else took_ms
         self._acked[number] = 1
+        if queue_offset == self._queue_offset[number]:
+            known_ms = self._acked_granted_ms[number]
+            self._acked_granted_ms[number] = min(known_ms, granted_ms) if known_ms else granted_ms
 
     def note_unknown(self, number: int) -> None:
         """Note that the ack of a message has no known outcome: it was applied, or the message comes again."""
@@ -120,6 +151,12 @@ class GroupLedger:
             refused=sum(each.refused for each in workers),
             others=sum(each.others for each in workers),
         )
+
+    def delivered_after_ack(self) -> list[tuple[int, int]]:
+        """Return (number, queue offset) of each message that was granted again after its ack had been applied."""
+        granted = zip(self._acked_granted_ms, self._granted_ms, strict=True)
+        found = [number for number, (acked_ms, last_ms) in enumerate(granted) if 0 < acked_ms < last_ms]
+        return [(number, self._queue_offset[number]) for number in found]
 
     def delivery_times_ms(self) -> "array[float]":
         """Return the milliseconds from when each delivered message was due to its first delivery."""

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from pipelines.cli.clients.perf.ack_form import AckForm
-from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts
+from pipelines.cli.clients.perf.ledger import GroupLedger, LoadDelivery, ProcessCounts
 from pipelines.cli.clients.perf.load_message import made_value, read_value
 from pipelines.cli.clients.perf.plan import Plan
 from pipelines.cli.clients.send_and_consume import POLL_MS, UNDECLARED_PAUSE_S
@@ -143,22 +143,26 @@ class Worker:
 
     def _take(self, messages: Sequence[Message]) -> Future[list[Outcome]]:
         """Enter messages, and ack them."""
-        numbers: list[int | None] = []  # None: of somebody else
+        deliveries: list[LoadDelivery | None] = []  # None: of somebody else
         for message in messages:
             found = read_value(self._plan, message.value)
-            numbers.append(None if found is None else found[0])
-            if found is not None:
-                self._ledger.note_delivery(*found)
+            if found is None:
+                deliveries.append(None)
+                continue
+            granted_ms = message.pop_time_ms if message.unit is None else 0
+            delivery = LoadDelivery(found[0], message.queue_offset, granted_ms)
+            deliveries.append(delivery)
+            self._ledger.note_delivery(delivery, found[1])
         now_ns = time.time_ns()
         with self._lock:
             self._counts.messages += len(messages)
-            self._counts.others += numbers.count(None)
+            self._counts.others += deliveries.count(None)
             self._counts.first_ns = self._counts.first_ns or now_ns
         outcomes = self._consumer.ack_async(messages)
-        outcomes.add_done_callback(functools.partial(self._acked, numbers, now_ns))
+        outcomes.add_done_callback(functools.partial(self._acked, deliveries, now_ns))
         return outcomes
 
-    def _acked(self, numbers: Sequence[int | None], began_ns: int, acks: Future[list[Outcome]]) -> None:
+    def _acked(self, deliveries: Sequence[LoadDelivery | None], began_ns: int, acks: Future[list[Outcome]]) -> None:
         now_ns = time.time_ns()
         error = acks.exception()
         outcomes: Sequence[Outcome | None]
@@ -166,15 +170,15 @@ class Worker:
             outcomes, took_ms = acks.result(), (now_ns - began_ns) / 1e6
         else:
             # Those that are known came at some time before the error.
-            outcomes, took_ms = _known_outcomes(error, len(numbers)), None
+            outcomes, took_ms = _known_outcomes(error, len(deliveries)), None
         refused = 0
-        for number, outcome in zip(numbers, outcomes, strict=True):
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
             if outcome is not None and not outcome.applied:
                 refused += 1
-            elif number is not None and outcome is not None:
-                self._ledger.note_ack(number, took_ms)
-            elif number is not None:
-                self._ledger.note_unknown(number)
+            elif delivery is not None and outcome is not None:
+                self._ledger.note_ack(delivery, took_ms)
+            elif delivery is not None:
+                self._ledger.note_unknown(delivery.number)
         with self._lock:
             self._counts.refused += refused
             if error is None:

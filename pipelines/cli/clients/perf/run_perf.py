@@ -29,6 +29,8 @@ from popstream.wire.reason import Reason
 __all__ = ["LoadReport", "new_plan", "run_perf"]
 
 PROGRESS_S = 2.0
+NAMED_MAX = 3
+"""Messages that a line about several of them names."""
 JOIN_S = 30.0
 
 
@@ -37,7 +39,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         complete: Whether every message was sent, and delivered and acked in every group. An ack without a known outcome
-            is good for that if the message has not come again.
+            is good for that if the message has not come again. False also if a message was delivered after an ack of it
+            had been applied.
         messages: Messages to send.
         sent: Messages that were sent.
         send_s: Seconds from the first message to the moment at which the last one could be popped.
@@ -48,7 +51,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
             when all were sent first.
         ack_ms: Quantiles of the milliseconds from ack to outcome.
         groups: By name, what became of the messages.
-        failures: Errors of the processes of the load.
+        delivered_after_ack: By group, how many messages were delivered after an ack of them had been applied, while the
+            load ran. Those of records with several messages are not looked at.
+        failures: Errors of the processes of the load, and the groups with such messages.
     """
 
     complete: bool
@@ -61,6 +66,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     delivery_ms: dict[str, float] | None
     ack_ms: dict[str, float] | None
     groups: dict[str, GroupResult]
+    delivered_after_ack: dict[str, int]
     failures: list[str]
 
 
@@ -179,10 +185,13 @@ class _Load:
         acked = sum(each.acked for each in groups.values())
         ledgers = self._ledgers.values()
         sent = self._sent.messages
+        after_ack = {group: ledger.delivered_after_ack() for group, ledger in self._ledgers.items()}
+        failures = [
+            *self.failures,
+            *(self._after_ack_text(group, found) for group, found in after_ack.items() if found),
+        ]
         return LoadReport(
-            complete=sent == plan.messages
-            and all(each.is_accounted_for for each in groups.values())
-            and not self.failures,
+            complete=sent == plan.messages and all(each.is_accounted_for for each in groups.values()) and not failures,
             messages=plan.messages,
             sent=sent,
             send_s=round(send_s, 2),
@@ -194,7 +203,17 @@ class _Load:
             else None,
             ack_ms=quantiles_of([ms for each in ledgers for ms in each.ack_times_ms()]),
             groups=groups,
-            failures=self.failures,
+            delivered_after_ack={group: len(found) for group, found in after_ack.items()},
+            failures=failures,
+        )
+
+    def _after_ack_text(self, group: str, found: list[tuple[int, int]]) -> str:
+        plan = self._plan
+        names = [f"{plan.topic}/{number % plan.queues}/{queue_offset}" for number, queue_offset in found[:NAMED_MAX]]
+        more = ", ..." if len(found) > NAMED_MAX else ""
+        return (
+            f"delivered to {group} after an ack had been applied: {len(found):,} ({', '.join(names)}{more});"
+            f" `popstream why {names[0]}` tells the history"
         )
 
     def _start(self, processes: Sequence[BaseProcess]) -> None:

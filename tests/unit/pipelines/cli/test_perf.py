@@ -16,7 +16,7 @@ import pytest
 
 from pipelines.cli.clients.perf import load_processes, run_perf
 from pipelines.cli.clients.perf.ack_form import AckForm
-from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts, quantiles_of, seconds_between
+from pipelines.cli.clients.perf.ledger import GroupLedger, LoadDelivery, ProcessCounts, quantiles_of, seconds_between
 from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN, made_value, read_value
 from pipelines.cli.clients.perf.load_processes import Worker, send_load
 from pipelines.cli.clients.perf.plan import Plan
@@ -61,6 +61,10 @@ def counts() -> ProcessCounts:
     return made
 
 
+def at(number: int, *, granted_ms: int = 1, queue_offset: int = 0) -> LoadDelivery:
+    return LoadDelivery(number, queue_offset, granted_ms)
+
+
 def timed_out(outcomes: Sequence[Outcome | None]) -> Future[list[Outcome]]:
     error = AnswerTimeout("no answer", op_ids=["ack"], in_log=True)
     error.outcomes = tuple(outcomes)
@@ -76,9 +80,9 @@ def consumed_load(plan: Plan) -> Any:
     load._sent.messages = own.messages = plan.messages
     own.first_ns, own.last_ns = 1_000_000_000, 2_000_000_000
     for number in range(plan.messages):
-        ledger.note_delivery(number, 1.0)
+        ledger.note_delivery(at(number), 1.0)
         if number < plan.messages - 1:
-            ledger.note_ack(number, 1.0)
+            ledger.note_ack(at(number), 1.0)
     return load
 
 
@@ -121,6 +125,8 @@ def test_every_message_is_delivered_and_acked(ack: AckForm) -> None:
     }
     assert own.messages == 52
     assert len(ledger.delivery_times_ms()) == len(ledger.ack_times_ms()) == 50
+    assert all(ledger._acked_granted_ms), "the job said when it leased each of them"
+    assert ledger.delivered_after_ack() == []
     assert 0 <= seconds_between([own, counts()]) < 60
     with open_consumer(job, plan) as consumer:
         assert not consumer.pop(plan.topic, None, 100).messages
@@ -177,21 +183,21 @@ def test_an_error_other_than_a_time_out_is_logged_and_leaves_the_outcomes_unknow
     ledger, own, failed = GroupLedger(CONTEXT, 50), counts(), Future[list[Outcome]]()
     failed.set_exception(OSError("no disk"))
     with open_consumer(job, plan) as consumer:
-        ledger.note_delivery(7, 1.0)
-        Worker(plan, consumer, ledger, own)._acked([7, None], 1, failed)
+        ledger.note_delivery(at(7), 1.0)
+        Worker(plan, consumer, ledger, own)._acked([at(7), None], 1, failed)
     assert ledger.result([own]).outcome_unknown == 1
     assert [record.getMessage() for record in caplog.records] == ["acks have no outcome: OSError: no disk"]
 
 
 def test_a_message_that_comes_again_was_not_acked_before() -> None:
     ledger, own = GroupLedger(CONTEXT, 1), counts()
-    ledger.note_delivery(0, 1.0)
+    ledger.note_delivery(at(0), 1.0)
     ledger.note_unknown(0)
     assert ledger.result([own]).outcome_unknown == 1
-    ledger.note_delivery(0, 1.0)
+    ledger.note_delivery(at(0), 1.0)
     result = ledger.result([own])
     assert (result.unacked, result.outcome_unknown, result.is_accounted_for) == (1, 0, False)
-    ledger.note_ack(0, 2.0)
+    ledger.note_ack(at(0), 2.0)
     ledger.note_unknown(0)  # the first one's, late
     assert ledger.result([own]).is_complete
 
@@ -234,7 +240,7 @@ def test_progress_while_messages_are_sent_tells_what_is_consumed_and_how_soon(
     (((own,),), (ledger,)) = load._workers.values(), load._ledgers.values()
     own.messages = 2
     for number, since_due_ms in ((0, 12.0), (1, 30.0)):
-        ledger.note_delivery(number, since_due_ms)
+        ledger.note_delivery(at(number), since_due_ms)
     looks = iter([False, True])
     load._wait(lambda: next(looks), "sent", lambda: load._sent.messages)
     (line,) = capsys.readouterr().err.splitlines()
@@ -250,8 +256,8 @@ def test_a_line_of_progress_has_rates_and_the_times_of_the_newest_messages_of_ea
     line = "2,500 sent, 750 a second; 4,000 consumed, 1,000 a second"
     assert progress_line(plan, before, now, ledgers) == line
     for number in range(2_500):
-        ledgers[0].note_delivery(number, 9_000.0 if number < 1_500 else 40.0)
-    ledgers[1].note_delivery(0, 80.0)
+        ledgers[0].note_delivery(at(number), 9_000.0 if number < 1_500 else 40.0)
+    ledgers[1].note_delivery(at(0), 80.0)
     assert progress_line(plan, before, now, ledgers) == f"{line}; due to delivery p50 40 ms, p99 40 ms"
     assert progress_line(plan_of(), before, now, ledgers) == line, "all are sent first: the times tell nothing"
 
@@ -260,15 +266,60 @@ def test_what_is_missing_refused_and_redelivered_is_counted() -> None:
     ledger, own = GroupLedger(CONTEXT, 4), counts()
     own.refused = 1
     for number in (0, 1, 1, 1, 2):
-        ledger.note_delivery(number, 5.0 + number)
-    ledger.note_ack(1, 3.0)
+        ledger.note_delivery(at(number), 5.0 + number)
+    ledger.note_ack(at(1), 3.0)
     result = ledger.result([own])
     assert (result.delivered, result.missing, result.unacked, result.redelivered) == (3, 1, 2, 2)
     assert (result.refused, result.is_complete) == (1, False)
     assert list(ledger.delivery_times_ms()) == [5.0, 6.0, 7.0]
     for _ in range(300):
-        ledger.note_delivery(3, 1.0)
+        ledger.note_delivery(at(3), 1.0)
     assert ledger.result([own]).redelivered == 2 + 254
+
+
+@pytest.mark.parametrize("ack_comes", ["before", "after"])
+def test_a_message_delivered_after_its_applied_ack_fails_the_load_and_is_named(
+    ack_comes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever worker notes it first: it was granted later than the delivery whose ack was applied."""
+    load = consumed_load(plan_of())
+    (ledger,) = load._ledgers.values()
+    ledger.note_ack(at(49), 1.0)
+    assert load.report().complete
+    again = at(7, granted_ms=2)
+    ledger.note_delivery(again, 1.0)
+    if ack_comes == "after":  # the second one was acked, too, and that was answered first
+        ledger.note_ack(again, 1.0)
+        ledger.note_ack(at(7), 1.0)
+    report, (group,) = load.report(), load._plan.groups
+    assert (report.complete, report.delivered_after_ack, report.groups[group].redelivered) == (False, {group: 1}, 1)
+    run_perf._print(load._plan, report, as_json=False)
+    said = capsys.readouterr().err
+    name = f"{load._plan.topic}/1/0"
+    assert f"delivered to {group} after an ack had been applied: 1 ({name}); `popstream why {name}` tells" in said
+    assert "the load is not complete" in said
+
+
+def test_a_redelivery_that_an_ack_need_not_have_prevented_is_only_counted() -> None:
+    load = consumed_load(plan_of())
+    (ledger,) = load._ledgers.values()
+    ledger.note_delivery(at(49, granted_ms=3), 1.0)  # its lease had ended
+    ledger.note_ack(at(49, granted_ms=3), 1.0)
+    ledger.note_delivery(at(49, granted_ms=1), 1.0)  # the first one, noted late
+    ledger.note_delivery(at(5, granted_ms=2, queue_offset=9), 1.0)  # another record of the message
+    ledger.note_delivery(at(6, granted_ms=1), 1.0)  # the same moment: nobody knows
+    report = load.report()
+    assert report.complete
+    assert [each.redelivered for each in report.groups.values()] == [4]
+    assert list(report.delivered_after_ack.values()) == [0]
+
+
+def test_messages_that_share_a_record_are_not_judged_by_their_acks() -> None:
+    ledger = GroupLedger(CONTEXT, 1)
+    ledger.note_delivery(at(0, granted_ms=0), 1.0)
+    ledger.note_ack(at(0, granted_ms=0), 1.0)
+    ledger.note_delivery(at(0, granted_ms=0), 1.0)
+    assert ledger.delivered_after_ack() == []
 
 
 @pytest.mark.parametrize(
