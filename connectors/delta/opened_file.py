@@ -1,7 +1,7 @@
 """Reading the rows of a data file. Whatever is wrong with the file is `Corrupt`, and names table and file.
 
-pyarrow checks pages by their checksums; nothing checks a footer. A damaged one may name other columns and types, and
-pyarrow passes over a column that is asked for and not there. So readers say by a schema what they need.
+Pages are checked by their checksums; nothing checks a footer (verified_parquet.py). A damaged one may name other
+columns and types, so readers say by a schema what they need.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from connectors.delta.damage import damaged_data_file, size_problem
+from connectors.delta.verified_parquet import verified_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -45,8 +45,7 @@ class OpenedFile:
         if size is not None and (problem := size_problem(self._path, size)) is not None:
             raise damaged_data_file(table, self._path, problem)
         with self._damage_named():
-            # Spark writes timestamps as INT96 of nanoseconds, without a zone: they are UTC.
-            self._file = pq.ParquetFile(self._path, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+            self._file = verified_parquet(self._path)
 
     @classmethod
     def of(cls, table: Path, file: DataFile) -> Self:

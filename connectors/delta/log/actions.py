@@ -1,8 +1,9 @@
 """The files of a Delta table's log, read action by action. A file that cannot be read is reported by table and name.
 
-Hadoop, with which Spark writes on a local disk, puts checksums beside each file (`.<name>.crc`), and refuses the file
-if they differ. They are verified here, too: otherwise a start would succeed, and its first commit would fail. Commits
-that are made here have checksums of their own (commit_checksum.py).
+What notices a flipped bit: commits that are made here have checksums of their own (commit_checksum.py). Beside a
+commit that Spark makes on a local disk Hadoop puts its checksums (`.<name>.crc`), and refuses the file if they differ;
+they are compared here, too: otherwise a start would succeed, and its first commit would fail. A checkpoint is Parquet,
+which has a checksum for each page. The names of its columns are in the footer, which has none: they are required.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from connectors.delta.log.commit_checksum import checksum_problem, known_empty
+from connectors.delta.verified_parquet import verified_parquet
 from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 
@@ -89,6 +90,14 @@ class Action(msgspec.Struct, rename="camel"):
 
 
 _decode = msgspec.json.Decoder(Action).decode
+_KINDS: Final[dict[str, type[msgspec.Struct]]] = {
+    "txn": Txn,
+    "metaData": MetaData,
+    "protocol": Protocol,
+    "add": Add,
+    "remove": Remove,
+}
+"""What is read of a checkpoint, by the name of its column."""
 
 
 def read_action(line: str) -> Action:
@@ -146,14 +155,20 @@ def _lines(data: bytes) -> list[Action]:
 
 
 def _rows(data: bytes, wanted: Sequence[str]) -> list[Action]:
-    file = pq.ParquetFile(pa.BufferReader(data))
-    rows = file.read(columns=[name for name in wanted if name in file.schema_arrow.names]).to_pylist()
-    for row in rows:  # pyarrow returns a map as pairs
-        if row.get("metaData") is not None:
-            row["metaData"]["configuration"] = dict(row["metaData"]["configuration"] or [])
-        if row.get("add") is not None:
-            row["add"]["partitionValues"] = dict(row["add"]["partitionValues"] or [])
+    file = verified_parquet(pa.BufferReader(data))
+    for name in wanted:
+        _require_column(file.schema_arrow, name)
+    rows = file.read(columns=list(wanted)).to_pylist(maps_as_pydicts="strict")
     return [msgspec.convert(row, Action) for row in rows]
+
+
+def _require_column(schema: pa.Schema, name: str) -> None:
+    """Require the column of a kind of actions, with all that is read of it: Delta and delta-rs write each column."""
+    found = {field.name for field in schema.field(name).type}
+    lacking = [field.encode_name for field in msgspec.structs.fields(_KINDS[name]) if field.encode_name not in found]
+    if lacking:
+        message = f"it has no column {name}.{lacking[0]}"
+        raise ValueError(message)
 
 
 def _checksum_problem(file: Path, data: bytes) -> str | None:

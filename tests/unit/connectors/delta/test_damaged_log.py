@@ -1,7 +1,8 @@
 """Claim: a damaged file of a table's log is `Corrupt`, with the table, the file and the advice, or changes nothing.
 
 Method: a table that Spark wrote (of the folder that version 0.1.0 left behind), and a checkpoint that is written by
-hand. Each file is damaged in each way; then everything that reads the log without Spark reads it.
+hand, with checksums of its pages as those that Spark writes. Each file is damaged in each way; then everything that
+reads the log without Spark reads it.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def write_table_checkpoint(root: Path, version: int) -> Path:
     texts = [commit(root, number).read_text().splitlines() for number in range(version + 1)]
     actions = [json.loads(line) for lines in texts for line in lines]
     rows = [
-        {kind: action.get(kind) for kind in ("txn", "metaData", "protocol", "add")}
+        {kind: action.get(kind) for kind in ("txn", "metaData", "protocol", "add", "remove")}
         for action in actions
         if "commitInfo" not in action
     ]
@@ -191,14 +192,23 @@ def write_table_checkpoint(root: Path, version: int) -> Path:
         {
             "txn": pa.struct({"appId": text, "version": whole}),
             "metaData": pa.struct({"schemaString": text, "configuration": text_map}),
-            "protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()}),
+            "protocol": pa.struct(
+                {
+                    "minReaderVersion": pa.int32(),
+                    "minWriterVersion": pa.int32(),
+                    "readerFeatures": pa.list_(text),
+                    "writerFeatures": pa.list_(text),
+                }
+            ),
             "add": pa.struct(
                 {"path": text, "partitionValues": text_map, "size": whole, "modificationTime": whole, "stats": text}
             ),
+            "remove": pa.struct({"path": text}),
         }.items()
     )
     file = commit(root, version).with_suffix(".checkpoint.parquet")
-    pq.write_table(pa.Table.from_pylist(rows, schema), file, compression="snappy")
+    table = pa.Table.from_pylist(rows, schema)
+    pq.write_table(table, file, compression="zstd", write_page_checksum=True, write_statistics=False)
     return file
 
 
@@ -211,17 +221,35 @@ def test_a_damaged_checkpoint(root: Path, harm: Callable[[Path], None]) -> None:
     assert read_table_log(root / NAME) == before[0]
     assert read_data_files(root / NAME) == before[1]
     harm(file)
-    if harm is not flip:  # a checkpoint has no checksums of its own
+    for read in (read_data_files,) if harm is flip else (read_table_log, read_data_files):  # it hits an add action
         with pytest.raises(Corrupt) as raised:
-            read_table_log(root / NAME)
+            read(root / NAME)
         require_named(raised.value, file if harm is not remove else commit(root, 0))
     (root / "kept").rename(commit(root, 0))
-    if harm is not flip:
-        assert read_everything(root) == before
-    if harm not in {flip, remove}:  # Spark fails all the same
+    assert read_everything(root) == before
+    if harm is not remove:  # Spark fails all the same
         damage_found = checkpoint_damage(root / NAME)
         assert damage_found is not None
         require_named(damage_found, file)
+
+
+def test_a_flipped_bit_of_any_byte_of_a_checkpoint_is_noticed_or_changes_nothing(root: Path) -> None:
+    """Pages have checksums. The footer has none: what it says of columns, sizes and places has to be true instead."""
+    file = write_table_checkpoint(root, NEWEST)
+    commit(root, 0).unlink()
+    whole, before = file.read_bytes(), read_data_files(root / NAME)
+    footer = len(whole) - pq.read_metadata(file).serialized_size - 8
+    noticed = []
+    for place in range(0, len(whole), 7):  # in each byte it takes ten seconds
+        flipped = whole[place] ^ 1 << place % 8
+        file.write_bytes(bytes([*whole[:place], flipped, *whole[place + 1 :]]))
+        try:
+            found = read_data_files(root / NAME)
+        except Corrupt:
+            noticed.append(place)
+        else:
+            assert found == before, place
+    assert sum(place < footer for place in noticed) > 0.9 * footer / 7
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", None])
