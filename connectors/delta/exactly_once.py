@@ -26,7 +26,7 @@ from connectors.delta.log.commits import (
     read_commit,
     sync_commits,
 )
-from connectors.delta.log.table_log import require_table_log
+from connectors.delta.log.table_log import checkpoint_damage, require_table_log
 from connectors.delta.log.transactions import app_id, versions_by_epoch
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, write_commit
@@ -34,6 +34,7 @@ from connectors.delta.row_totals import RowTotalsWriter
 from connectors.delta.spark_errors import SPARK_ERRORS
 from connectors.delta.store import TABLE_CHECKPOINT_INTERVAL, ensure_table, require_appendable, write_table_checkpoint
 from connectors.delta.tables import Table, table_path
+from connectors.java_errors import first_line
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ExactlyOnceTable:
         versions: The last version of each state epoch, as Delta stores them.
         was_restored: The table was RESTOREd and no restore has handled it: rows may be missing that Delta counts as
             written.
+        table_checkpoint_failure: Why the last checkpoint of the log could not be written; None: it was, or was not due.
         written_since: State epochs that have written rows after the restore that began this one, and before its first
             rows: they are not known to it.
 
@@ -106,6 +108,7 @@ class ExactlyOnceTable:
         self._restores_known = restores_known
         self._durable = durable
         self._require_ownership = require_ownership
+        self.table_checkpoint_failure: str | None = None
         ensure_table(spark, root, table)
         self._read()
 
@@ -240,8 +243,14 @@ class ExactlyOnceTable:
             write_table_checkpoint(self._spark, self._path)
             commit = read_commit(self._path, self._version) if self._durable else None
         except (*SPARK_ERRORS, Corrupt) as error:
-            _log.warning("no_checkpoint_written", table=self.name, version=self._version, error=str(error)[:500])
+            damage = checkpoint_damage(self._path)  # Spark needs the one before, and does not always name it
+            reason = first_line(error) if damage is None else damage.message
+            self.table_checkpoint_failure = (
+                f"no checkpoint of the log of {self.name} was written at version {self._version}: {reason}"
+            )
+            _log.warning("no_checkpoint_written", table=self.name, version=self._version, error=reason)
             return
+        self.table_checkpoint_failure = None
         if commit is not None:
             sync_commits(self._path, [commit])
 

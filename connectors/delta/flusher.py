@@ -101,6 +101,12 @@ class AuditFlusher:
         """Rows that were recomputed after a restore and equal those in the tables."""
         return sum(covered.verified_rows for covered in self._covered.values())
 
+    @property
+    def table_checkpoint_failures(self) -> list[str]:
+        """A sentence for each table of whose log the last checkpoint could not be written."""
+        failures = [table.table_checkpoint_failure for table in self.tables.values()]
+        return [failure for failure in failures if failure is not None]
+
     def delivered(self, table: str) -> int:
         """Return v: the rows of all apply_seq up to this one are in the table; -1: none."""
         return self.tables[table].delivered

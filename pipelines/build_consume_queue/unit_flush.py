@@ -102,6 +102,11 @@ class UnitFlush:
         """The build_seq up to which all units are in Delta."""
         return self._table.delivered
 
+    @property
+    def table_checkpoint_failure(self) -> str | None:
+        """Why the last checkpoint of the table's log could not be written; None: it was, or none was due."""
+        return self._table.table_checkpoint_failure
+
     def flush(self) -> None:
         """Write the units of all WriteBatches to the table; concurrent calls wait for each other."""
         with self._flush_lock:

@@ -190,6 +190,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: Id of the newest snapshot that this job took.
         snapshot_failure: Why the last snapshot could not be taken or stored.
         damage: Damage to files of the stores that was found since the job started, with the command that repairs it.
+        table_checkpoint_failures: A sentence for each table of whose log the last checkpoint could not be written.
         quarantined: Records that are skipped because deciding them failed; each has a row in `rejected`.
         builder: Progress of the builder; None: the job builds no queues.
         cluster: Of a job on a Spark cluster: its shards and queries. Its folder is its checkpoint.
@@ -211,6 +212,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None
     snapshot_failure: str | None = None
     damage: list[str] = []
+    table_checkpoint_failures: list[str] = []
     quarantined: int = 0
     builder: BuilderStatus | None = None
     cluster: ClusterReport | None = None

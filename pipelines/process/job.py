@@ -243,9 +243,15 @@ class Job:
             snapshot=None if snapshot is None else snapshot.id,
             snapshot_failure=None if not snapshot_failure else completed_commands(snapshot_failure, elsewhere=True),
             damage=[completed_commands(sentence, elsewhere=True) for sentence in self.scrub.damage],
+            table_checkpoint_failures=self._table_checkpoint_failures(),
             quarantined=len(self.quarantine),
             builder=None if self.builder is None else self.builder.status(),
         )
+
+    def _table_checkpoint_failures(self) -> list[str]:
+        units = None if self.builder is None else self.builder.unit_flush.table_checkpoint_failure
+        failures = [*self._flusher.table_checkpoint_failures, *([] if units is None else [units])]
+        return [completed_commands(failure, elsewhere=True) for failure in failures]
 
     def take_snapshot(self) -> Snapshot:
         """Take a snapshot and store it.

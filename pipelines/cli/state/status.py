@@ -135,12 +135,11 @@ def _print(console: Console, status: Status) -> None:
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} WriteBatches not in Delta yet,"
             f" outbox {status.outbox_bytes or 0:,} bytes"
         )
-    for number, reason in enumerate(status.not_ready_reasons):
-        facts[f"not ready {number + 1}" if number else "not ready"] = reason
+    facts |= _numbered("not ready", status.not_ready_reasons)
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined:,} records that are not decided: see the table `rejected`"
-    for number, sentence in enumerate(status.damage):
-        facts[f"damaged {number + 1}" if number else "damaged"] = sentence
+    facts |= _numbered("damaged", status.damage)
+    facts |= _numbered("table log", status.table_checkpoint_failures)
     if status.snapshot or status.snapshot_failure:
         facts["snapshot"] = status.snapshot_failure or status.snapshot or ""
     if status.builder is not None:
@@ -154,6 +153,10 @@ def _print(console: Console, status: Status) -> None:
     facts |= {f"table {each.table}": _size_text(each) for each in status.tables}
     print_facts(console, facts)
     _print_queues(console, status)
+
+
+def _numbered(name: str, sentences: list[str]) -> dict[str, str]:
+    return {f"{name} {number + 1}" if number else name: sentence for number, sentence in enumerate(sentences)}
 
 
 def _cluster_facts(cluster: ClusterReport) -> Iterator[tuple[str, str]]:

@@ -624,8 +624,11 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(
 
     monkeypatch.setattr(exactly_once, "TABLE_CHECKPOINT_INTERVAL", 2)
     monkeypatch.setattr(exactly_once, "write_table_checkpoint", refuse)
-    flushed(start(), 3)
+    flusher = flushed(start(), 3)
     assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
+    assert flusher.table_checkpoint_failures == [
+        "no checkpoint of the log of deliveries was written at version 2: no memory"
+    ]
 
 
 @pytest.mark.parametrize("name", ["delta.enableChangeDataFeed", "delta.enableDeletionVectors"])

@@ -8,7 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import PySparkException
 
+from connectors.delta import exactly_once
+from connectors.delta.log.commits import commit_file
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from popstream.wire.base_errors import Fenced, Unavailable
 from tests.support.written_rows import FIRST, rows_of, version_of, writer
@@ -64,3 +67,37 @@ def test_nothing_is_committed_after_the_commit_of_another_job(tmp_path: Path, ep
     with pytest.raises(Fenced, match="another process writes to operations for"):
         first.append([rows_of(TABLE, FIRST)], 1)
     assert version_of(tmp_path, TABLE) == before
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_checkpoint_of_the_log_that_cannot_be_written_is_told_until_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_damaged: bool
+) -> None:
+    """With the damage to the one before, if that is why."""
+    table = writer(tmp_path, TABLE)
+    checkpoint = commit_file(table_path(tmp_path, TABLE.name), 0).with_suffix(".checkpoint.parquet")
+
+    def fail(*_: object) -> None:
+        raise PySparkException("no memory\nat java")
+
+    monkeypatch.setattr(exactly_once, "TABLE_CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(exactly_once, "write_table_checkpoint", fail)
+    told: list[str | None] = []
+    for seq in (1, 2):
+        table.append([rows_of(TABLE, FIRST, seq)], seq)
+        told.append(table.table_checkpoint_failure)
+        if is_damaged:
+            checkpoint.write_bytes(b"PAR1")
+    assert table.delivered == 2
+    not_due, failure = told
+    assert not_due is None
+    beginning = "no checkpoint of the log of operations was written at version 2: "
+    damage = f"the log of operations is damaged: {checkpoint} cannot be read: "
+    assert failure is not None
+    assert failure.startswith(beginning + (damage if is_damaged else "no memory"))
+    assert is_damaged == failure.endswith("or run `popstream restore --rebuild operations`")
+    assert "\n" not in failure
+    monkeypatch.setattr(exactly_once, "write_table_checkpoint", lambda *_: None)
+    for seq in (3, 4):
+        table.append([rows_of(TABLE, FIRST, seq)], seq)
+    assert table.table_checkpoint_failure is None

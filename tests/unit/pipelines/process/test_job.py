@@ -29,6 +29,7 @@ from tests.support.threads import leaves_no_thread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NO_TABLE_CHECKPOINT = "no checkpoint of the log of deliveries was written at version 50: no memory"
 OWNER = Owner(session="s", term=1, state_epoch="e", has_decided=True, ops_topic_id="t", place="p")
 
 
@@ -71,6 +72,7 @@ def damaged_job(settings: JobSettings) -> Any:
     job.outbox = SimpleNamespace(undelivered_bytes=0)
     job.log_watch = SimpleNamespace(lag=0, overdue=0, problem=None)
     job.quarantine = []
+    job._flusher = SimpleNamespace(table_checkpoint_failures=[NO_TABLE_CHECKPOINT])
     job.snapshot_loop = SimpleNamespace(last=None, last_failure=f"no snapshot was taken: {RESTORE}")
     job.scrub = SimpleNamespace(damage=[f"state/000009.sst is damaged: {RESTORE}"])
     return job
@@ -93,8 +95,10 @@ def test_damage_is_reported_with_a_command_that_works_as_it_is_printed(
     file = tmp_path / "popstream.toml"
     file.write_text(f'folder = "{tmp_path / "F"}"\ntables = "/elsewhere"\n')
     RecoveryOptions(settings_file=file).load()  # the options of a command that asks the job
+    assert status.table_checkpoint_failures == [NO_TABLE_CHECKPOINT]
     print_status(Console(width=400), status)
-    assert capsys.readouterr().out.count(f"stop the job and run {command}\n") == 2
+    assert NO_TABLE_CHECKPOINT in (shown := capsys.readouterr().out)
+    assert shown.count(f"stop the job and run {command}\n") == 2
 
 
 def test_a_job_that_has_failed_names_commands_that_work(tmp_path: Path, options_of: Any) -> None:
