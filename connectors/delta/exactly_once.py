@@ -38,7 +38,7 @@ from connectors.java_errors import first_line
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -160,7 +160,7 @@ class ExactlyOnceTable:
 
         Raises:
             Fenced: Another job has committed since the table was read, or owns the prefix now.
-            Corrupt: The table was RESTOREd, or its log is damaged.
+            Corrupt: The table was RESTOREd, its log is damaged, or the new files do not have all rows.
             Unavailable: It is not known whether this job owns the prefix.
             Invalid: Somebody has changed the table so that rows cannot be appended.
             OSError: The disk is full, for example.
@@ -174,6 +174,7 @@ class ExactlyOnceTable:
             return 0
         before = self._version
         with deleted_unless_committed(self._path, before, [file.path for file in files]):
+            self._require_all_rows(files, counted.rows)
             assert version > self.delivered, f"{self.name}: {version} is delivered, the table has {self.delivered}"
             self._require_ownership()
             committed = write_commit(
@@ -215,6 +216,16 @@ class ExactlyOnceTable:
             yield {"txn": {"appId": app, "version": last, "lastUpdated": files[0].modification_ms}}
         for file in files:
             yield add_action(file, data_change=True)
+
+    def _require_all_rows(self, files: Sequence[DataFile], rows: int) -> None:
+        """Raise if files do not have the rows that were written to them, by their footers."""
+        found = sum(file.rows for file in files)
+        if found != rows:
+            message = (
+                f"the new files of {self.name} have {found} rows, and {rows} were written: nothing was committed; start"
+                " the job again"
+            )
+            raise Corrupt(message, subject=self.name)
 
     def _require_compatible(self, commit: Commit, version: int) -> None:
         """Raise if rows of this state must not follow a commit of somebody else."""

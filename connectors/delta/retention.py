@@ -90,7 +90,7 @@ def delete_before(root: Path, table: Table, first_day: dt.date) -> Deleted:
             raise Unavailable(message, subject=path.name)
 
     write_commit(path, found.version, _actions(table, found, removed, first_day), require_compatible)
-    return Deleted(sum(map(_rows_in, removed)), len(removed), sum(file.size for file in removed))
+    return Deleted(sum(file.rows for file in removed), len(removed), sum(file.size for file in removed))
 
 
 def _actions(
@@ -104,7 +104,7 @@ def _actions(
         isBlindAppend=False,
         operationMetrics={
             "numRemovedFiles": str(len(removed)),
-            "numDeletedRows": str(sum(map(_rows_in, removed))),
+            "numDeletedRows": str(sum(file.rows for file in removed)),
         },
     )
     last = max(first_day, first_day_of(found.txns) or first_day)
@@ -121,10 +121,6 @@ def _actions(
 def _is_before(first_day: dt.date, table: Table, file: DataFile) -> bool:
     day = file.partition_values[table.day]
     return day is not None and dt.date.fromisoformat(day) < first_day
-
-
-def _rows_in(file: DataFile) -> int:
-    return int(msgspec.json.decode(file.stats or "{}").get("numRecords", 0))
 
 
 def _statistic(file: DataFile, which: str, column: str) -> Any:  # noqa: ANN401 - any value

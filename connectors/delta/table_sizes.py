@@ -55,17 +55,16 @@ def table_sizes(root: Path, now: datetime | None = None) -> list[TableSize]:
         found = read_data_files(path)
         if found is None:
             continue
-        rows = {file.path: msgspec.json.decode(file.stats or "{}").get("numRecords", 0) for file in found.files}
         column = table.partitioned_by
         of_yesterday = [file for file in found.files if column and file.partition_values.get(column) == yesterday]
         sizes.append(
             TableSize(
                 table=name,
-                rows=sum(rows.values()),
+                rows=sum(file.rows for file in found.files),
                 bytes=sum(file.size for file in found.files),
                 files=len(found.files),
                 disk_bytes=sum(map(_bytes_of, path.rglob("*"))),
-                yesterday_rows=sum(rows[file.path] for file in of_yesterday) if column else None,
+                yesterday_rows=sum(file.rows for file in of_yesterday) if column else None,
                 yesterday_bytes=sum(file.size for file in of_yesterday) if column else None,
                 first_day=first_day_of(found.txns),
             )

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 
 from connectors.delta import exactly_once
 from connectors.delta.log.commits import commit_file
 from connectors.delta.tables import AUDIT_TABLES, table_path
-from popstream.wire.base_errors import Fenced, Unavailable
+from popstream.wire.base_errors import Corrupt, Fenced, Unavailable
 from tests.support.written_rows import FIRST, rows_of, version_of, writer
 
 if TYPE_CHECKING:
@@ -56,6 +58,19 @@ def test_rows_that_a_former_state_has_written_after_the_restore_are_told(tmp_pat
     again = writer(tmp_path, TABLE, "again", restores_known=version_of(tmp_path, TABLE))
     again.append([rows_of(TABLE, FIRST, 2, "again")], 2)
     assert writer(tmp_path, TABLE, "again", restores_known=at_restore + 1).written_since == set()
+
+
+def test_rows_that_the_new_files_do_not_have_are_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = writer(tmp_path, TABLE)
+    before, write = version_of(tmp_path, TABLE), pq.ParquetWriter.write_table
+    with monkeypatch.context() as forgetful:
+        forgetful.setattr(pq.ParquetWriter, "write_table", lambda file, rows: write(file, rows.slice(1)))
+        with pytest.raises(Corrupt, match="the new files of operations have 19 rows, and 20 were written: nothing was"):
+            table.append([rows_of(TABLE, FIRST)], 1)
+    path = table_path(tmp_path, TABLE.name)
+    assert (version_of(tmp_path, TABLE), list(path.rglob("*.parquet"))) == (before, [])
+    assert table.append([rows_of(TABLE, FIRST)], 1) == 20
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 20
 
 
 @pytest.mark.parametrize("epoch", ["epoch", "restored"])
