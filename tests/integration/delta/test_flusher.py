@@ -568,7 +568,7 @@ def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, star
     assert [tuple(row) for row in answers] == [(0, 5), (0, 6), (0, 7), (1, None), (2, None)]
 
 
-@pytest.mark.parametrize("step", ["write", "link"])
+@pytest.mark.parametrize("step", ["write", "write commit", "link"])
 def test_a_full_disk_leaves_nothing_behind_and_loses_nothing(
     step: str, spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,6 +580,8 @@ def test_a_full_disk_leaves_nothing_behind_and_loses_nothing(
     with monkeypatch.context() as full:
         if step == "write":
             full.setattr(pq.ParquetWriter, "write_table", refuse)
+        elif step == "write commit":
+            full.setattr(Path, "write_bytes", refuse)
         else:
             full.setattr(os, "link", refuse)
         with pytest.raises(OSError, match="No space left"):

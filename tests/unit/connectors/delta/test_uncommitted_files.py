@@ -1,7 +1,7 @@
 """Claim: an error after a commit deletes none of its files, of any writer; one before it leaves none.
 
 Method: the folder of the log cannot be synced, which is the last thing that a commit does; or the disk is full when a
-data file is opened, written or closed.
+data file is opened, written or closed, or when the commit is written or synced.
 """
 
 from __future__ import annotations
@@ -134,6 +134,47 @@ def test_a_full_disk_leaves_no_file(root: Path, way: str, step: str, monkeypatch
     with pytest.raises(OSError, match="No space left"):
         WAYS[way](root)
     assert on_disk(root) == before
+
+
+@pytest.mark.parametrize("step", ["write", "sync"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_disk_at_the_commit_itself_changes_nothing(
+    root: Path, way: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written of the commit has no version yet. With free space it is made, once."""
+    before, version = on_disk(root), DeltaTable(root / "deliveries").version()
+    refused: list[Path] = []
+    write_bytes, fsync = Path.write_bytes, os.fsync
+
+    def refuse(file: Path) -> None:
+        refused.append(file)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write_half(file: Path, data: bytes) -> None:
+        assert file.suffix == ".commit"
+        write_bytes(file, data[: len(data) // 2])
+        refuse(file)
+
+    def fail(descriptor: int) -> None:
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        fsync(descriptor)
+        if file.suffix == ".commit":
+            refuse(file)
+
+    with monkeypatch.context() as full:
+        if step == "write":
+            full.setattr(Path, "write_bytes", write_half)
+        else:
+            full.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            WAYS[way](root)
+    assert [file.exists() for file in refused] == [False]
+    assert on_disk(root) == before
+    table = DeltaTable(root / "deliveries")
+    assert (table.version(), table.to_pyarrow_table().num_rows) == (version, 3)
+    WAYS[way](root)
+    table = DeltaTable(root / "deliveries")
+    assert (table.version(), table.to_pyarrow_table().num_rows) == (version + 1, 23 if way == "flush" else 3)
 
 
 def test_all_files_stay_if_the_log_cannot_be_read(root: Path) -> None:
