@@ -5,20 +5,23 @@ Method: the writer of one table, without Spark.
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import PySparkException
 
 from connectors.delta import exactly_once
 from connectors.delta.log.commits import commit_file
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from popstream.wire.base_errors import Corrupt, Fenced, Unavailable
-from tests.support.written_rows import FIRST, rows_of, version_of, writer
+from tests.support.written_rows import FIRST, rows_of, unequal, version_of, writer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 TABLE = AUDIT_TABLES["operations"]
@@ -82,6 +85,43 @@ def test_nothing_is_committed_after_the_commit_of_another_job(tmp_path: Path, ep
     with pytest.raises(Fenced, match="another process writes to operations for"):
         first.append([rows_of(TABLE, FIRST)], 1)
     assert version_of(tmp_path, TABLE) == before
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], tuple[str, int, int]]] = {
+    "a DELETE": (lambda path: DeltaTable(path).delete("ordinal = 3"), ("epoch", 40, 39)),
+    "an append": (
+        lambda path: write_deltalake(path, rows_of(TABLE, FIRST, 9, "theirs").slice(0, 2), mode="append"),
+        ("theirs", 0, 2),
+    ),
+}
+"""What somebody else does to the table, and the state epoch of which then other rows are found than were written."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_by_somebody_else_between_look_and_commit_stays_and_the_check_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    do, told = CHANGES[change]
+    path = table_path(tmp_path, TABLE.name)
+    table = writer(tmp_path, TABLE)
+    table.append([rows_of(TABLE, FIRST)], 1)
+    before, link = version_of(tmp_path, TABLE), os.link
+    assert unequal(tmp_path, TABLE) == []
+
+    def change_and_link(commit: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        do(path)
+        link(commit, target)
+
+    monkeypatch.setattr(os, "link", change_and_link)
+    assert table.append([rows_of(TABLE, FIRST, 2)], 2) == 20
+    assert version_of(tmp_path, TABLE) == before + 2
+    found = Counter(DeltaTable(path).to_pyarrow_table()["apply_seq"].to_pylist())
+    assert found.pop(2) == 20
+    assert found == ({1: 19} if change == "a DELETE" else {1: 20, 9: 2})
+    assert writer(tmp_path, TABLE).delivered == 2
+    [row] = unequal(tmp_path, TABLE)
+    assert (row["state_epoch"], row["rows_written"], row["rows_found"]) == told
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
