@@ -1,29 +1,44 @@
-"""Spark, delta-rs, polars and DuckDB read the same rows of a table that the job wrote and compacted."""
+"""Claim: Spark, delta-rs, polars and DuckDB read the same rows of the tables that the job wrote and compacted.
+
+Method: DuckDB reads the Parquet files that the log names; the others read the log, which begins with a checkpoint that
+Spark has written, as its commits are gone after a week.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 import duckdb
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from connectors.delta import exactly_once
 from connectors.delta.compaction import Compacted, compact
 from connectors.delta.duckdb_tables import DuckDbTables
+from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.history_start import HISTORY_BEGINS
+from connectors.delta.log.table_log import read_data_files
 from connectors.delta.retention import delete_before
 from connectors.delta.rows import encode_rows
+from connectors.delta.schemas import arrow_schema
 from connectors.delta.snapshot import open_snapshot
-from connectors.delta.tables import AUDIT_TABLES, DELIVERIES
+from connectors.delta.tables import AUDIT_TABLES, DELIVERIES, TABLES, Table
 from connectors.delta.views import VIEWS
+from popstream.wire.base_errors import Corrupt
 from tests.support.audit_tables import NOW_MS, delivery
 from tests.support.kernel_history import KernelHistory
 from tests.support.spark_views import name_tables
+from tests.support.written_rows import FIRST, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,12 +52,15 @@ pytestmark = [
 ]
 
 DAY_MS = 86_400_000
-WANTED = "apply_seq = 3 AND op_date = DATE '2026-11-22'"
+CHECKPOINTS = "*.checkpoint*.parquet"
+WANTED_DAY = dt.date(2026, 11, 22)
+WANTED = f"apply_seq = 3 AND op_date = DATE '{WANTED_DAY}'"
 
 
 @pytest.fixture
-def table(root: Path, start: Callable[..., AuditFlusher]) -> Path:
-    """Rows of two dates in files of three flushes, of which the older ones are compacted."""
+def table(root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows of two dates in files of three flushes, the older ones compacted; no checkpoint covers the last one."""
+    monkeypatch.setattr(exactly_once, "TABLE_CHECKPOINT_INTERVAL", 5)
     flusher = start()
     long_name = "a group " * 20  # beyond what statistics keep of a text
     for seq in range(1, 5):
@@ -50,6 +68,7 @@ def table(root: Path, start: Callable[..., AuditFlusher]) -> Path:
         flusher.flush("deliveries", [(seq, data) for data in encode_rows("deliveries", rows)], seq)
         if seq == 2:
             assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=4, into=2)
+    assert [file.name[:20] for file in (root / "deliveries").glob(f"_delta_log/{CHECKPOINTS}")] == [f"{5:020d}"]
     return root / "deliveries"
 
 
@@ -83,10 +102,7 @@ def test_a_timestamp_is_that_of_the_milliseconds_in_every_reader(
     log = DeltaTable(table)
     counts["delta-rs"] = log.to_pyarrow_table(filters=[("now_utc", "=", moment)]).num_rows
     counts["polars"] = pl.scan_delta(str(table)).filter(pl.col("now_utc") == moment).collect().height
-    with duckdb.connect() as connection:
-        connection.register("deliveries", log.to_pyarrow_dataset())
-        found = connection.sql(f"SELECT now_utc FROM deliveries WHERE now_utc = '{moment.isoformat()}'").fetchall()  # noqa: S608
-        counts["DuckDB"] = len(found)
+    counts["DuckDB"] = by_duckdb(table, DELIVERIES).filter(pc.field("now_utc") == moment).num_rows
     assert counts == dict.fromkeys(counts, 12)
     least = log.get_add_actions(flatten=True)["min.now_utc"].to_pylist()
     assert sorted(set(least)) == [moment - dt.timedelta(days=1), moment]
@@ -148,7 +164,7 @@ def test_polars_reads_it(table: Path, expected: list[tuple[Any, ...]]) -> None:
     assert found.select(_columns(DeltaTable(table))).rows() == expected
 
 
-def test_duckdb_reads_it(table: Path, expected: list[tuple[Any, ...]]) -> None:
+def test_duckdb_reads_it_on_delta_rs(table: Path, expected: list[tuple[Any, ...]]) -> None:
     rows = DeltaTable(table).to_pyarrow_dataset()
     with duckdb.connect() as connection:
         connection.register("deliveries", rows)
@@ -156,6 +172,73 @@ def test_duckdb_reads_it(table: Path, expected: list[tuple[Any, ...]]) -> None:
         query = f"SELECT {columns} FROM deliveries WHERE {WANTED} ORDER BY ordinal"  # noqa: S608 - names of our own
         found = connection.sql(query).fetchall()
     assert found == expected
+
+
+def test_duckdb_reads_the_files_of_the_log(table: Path, expected: list[tuple[Any, ...]]) -> None:
+    found = by_duckdb(table, DELIVERIES).filter((pc.field("apply_seq") == 3) & (pc.field("op_date") == WANTED_DAY))
+    assert [tuple(row.values()) for row in found.sort_by("ordinal").to_pylist()] == expected
+
+
+def by_duckdb(path: Path, table: Table) -> pa.Table:
+    log = read_data_files(path)
+    assert log is not None
+    files = [str(path / unquote(file.path)) for file in log.files]
+    columns = ", ".join(f'"{name}"' for name in arrow_schema(table).names)
+    with duckdb.connect() as connection:
+        partitions = "" if table.partitioned_by is None else f", hive_types={{'{table.partitioned_by}': DATE}}"
+        source = f"read_parquet($files, hive_partitioning={table.partitioned_by is not None}{partitions})"
+        query = f"SELECT {columns} FROM {source}"  # noqa: S608 - names of our own
+        return connection.sql(query, params={"files": files}).to_arrow_table()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_after_a_checkpoint_is_read_by_all(
+    spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The commits that a checkpoint covers are gone. One table has a column of bytes."""
+    monkeypatch.setattr(exactly_once, "TABLE_CHECKPOINT_INTERVAL", 2)
+    table, path = TABLES[name], root / name
+    writer = ExactlyOnceTable(spark, root, table, "jobs", "epoch-1")
+    rows = [rows_of(table, FIRST, seq) for seq in (1, 2, 3)]
+    for seq, given in enumerate(rows, 1):
+        assert writer.append([given], seq) == given.num_rows
+    log = path / "_delta_log"
+    assert [file.name[:20] for file in log.glob(CHECKPOINTS)] == [f"{2:020d}"]
+    for version in range(2):
+        (log / f"{version:020d}.json").unlink()
+    found = {
+        "Spark": spark.read.format("delta").load(str(path)).toArrow(),
+        "delta-rs": DeltaTable(path).to_pyarrow_table(),
+        "polars": pl.scan_delta(str(path)).collect().to_arrow(),
+        "DuckDB": by_duckdb(path, table),
+    }
+    expected = as_texts(table, pa.concat_tables(rows))
+    assert {reader: as_texts(table, read) for reader, read in found.items()} == dict.fromkeys(found, expected)
+
+
+def as_texts(table: Table, rows: pa.Table) -> list[str]:
+    """Return rows in one order, in the types of the table: readers differ in how wide a text may be."""
+    schema = arrow_schema(table)
+    return sorted(map(repr, rows.select(schema.names).cast(schema).to_pylist()))
+
+
+def test_a_flipped_bit_of_a_checkpoint_by_spark_is_noticed_or_changes_nothing(table: Path) -> None:
+    for version in range(5):
+        (table / "_delta_log" / f"{version:020d}.json").unlink()
+    [file] = (table / "_delta_log").glob(CHECKPOINTS)
+    whole, before = file.read_bytes(), read_data_files(table)
+    footer = len(whole) - pq.read_metadata(file).serialized_size - 8
+    seeded, noticed = random.Random(1), []
+    for place in [*seeded.choices(range(footer), k=150), *seeded.choices(range(footer, len(whole)), k=150)]:
+        flipped = whole[place] ^ 1 << seeded.randrange(8)
+        file.write_bytes(bytes([*whole[:place], flipped, *whole[place + 1 :]]))
+        try:
+            found = read_data_files(table)
+        except Corrupt:
+            noticed.append(place)
+        else:
+            assert found == before, place
+    assert sum(place < footer for place in noticed) > 40
 
 
 def _columns(log: DeltaTable) -> list[str]:
