@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from broker_state.audit import RejectReason
 from broker_state.store.generation import generation_of
 from connectors.delta.history_start import deleted_epoch_max
 from connectors.delta.log.commits import commits_back_from, read_commit
@@ -139,7 +140,7 @@ def quarantined(spark: SparkSession, root: Path, ops_topic_id: str) -> list[tupl
     """Return (partition, Kafka offset, reason) of quarantined records: a replay must not decide them either."""
     path = table_path(root, REJECTED.name)
     with require_undamaged(path):
-        rows = rows_of_ops_topic(spark, path, ops_topic_id).where(f.col("reason") == "QUARANTINED")
+        rows = rows_of_ops_topic(spark, path, ops_topic_id).where(f.col("reason") == RejectReason.QUARANTINED.value)
         found = rows.select("partition", "kafka_offset", "detail").collect()
     return [(row["partition"], row["kafka_offset"], row["detail"]) for row in found]
 
