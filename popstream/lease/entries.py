@@ -26,6 +26,7 @@ from popstream.wire.reason import Reason
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
+    from popstream.lease.held_messages import HeldMessage
     from popstream.outcome import Receipt
     from popstream.wire.answer import Answer, Run
     from popstream.wire.command import Release
@@ -152,9 +153,20 @@ class MessageRequest(msgspec.Struct, Generic[Label], frozen=True, gc=False):
     label: Label
     batch_future: BatchFuture
     index: int
-    during_renewal: bool = False
-    """Whether the message was being renewed at the time of the call: the renewal then replaces the handle that is sent.
-    """
+    holding: HeldMessage | None = None
+    """The held message, if a renewal of it must not come before the request."""
+    renewals_known: int = 0
+    """Renewals of `holding` that were over at the time of the call: any other one replaces the handle that is sent."""
+
+    @property
+    def meets_renewal(self) -> bool:
+        """Whether the message was being renewed at the time of the call, or has been since."""
+        return self.holding is not None and self.holding.renewals_begun > self.renewals_known
+
+    def again(self, handle: str) -> MessageRequest[Label]:
+        """Return the request with the handle of the renewal that came first."""
+        known = 0 if self.holding is None else self.holding.renewals_begun
+        return msgspec.structs.replace(self, handle=handle, renewals_known=known)
 
 
 class PlannedEntry(msgspec.Struct, Generic[Label], frozen=True):

@@ -162,7 +162,7 @@ class EntrySender:
         """Change invisible times now, by one record for each queue; receipts get new handles before the future is done.
 
         Messages whose lease has ended by the broker's clock are not sent: their outcome is EXPIRED_LOCALLY. A change of
-        a message that is being renewed is sent once more, with the new handle, if the job decides the renewal first.
+        a message that is renewed meanwhile is sent again, with the new handle, if the job decides the renewal first.
 
         Args:
             changes: Each message with its change.
@@ -233,12 +233,11 @@ class EntrySender:
         with self._lock:
             self._unanswered.add(batch_future.future)
         batch_future.future.add_done_callback(self._forget)
-        requests = [
-            MessageRequest(
-                receipt, receipt.handle.text, label, batch_future, index, overtakes and self._held.is_renewing(receipt)
-            )
-            for index, (receipt, label) in enumerate(listed)
-        ]
+        requests: list[MessageRequest[Any]] = []
+        for index, (receipt, label) in enumerate(listed):
+            holding = self._held.find(receipt) if overtakes else None
+            known = 0 if holding is None else holding.renewals_over  # before the handle, which a renewal replaces
+            requests.append(MessageRequest(receipt, receipt.handle.text, label, batch_future, index, holding, known))
         return requests, batch_future.future
 
     def _forget(self, future: Future[list[Outcome]]) -> None:
@@ -265,7 +264,7 @@ class EntrySender:
             return requests
         # A renewal in flight was sent in time: it may have been decided.
         expired = [
-            request for request in requests if not request.during_renewal and _is_expired(request.receipt, now_ms)
+            request for request in requests if not request.meets_renewal and _is_expired(request.receipt, now_ms)
         ]
         if not expired:
             return requests
@@ -343,8 +342,8 @@ class EntrySender:
         outcomes_left: list[Outcome] = []
         again: list[MessageRequest[Change]] = []
         for request, outcome in zip(requests, found, strict=True):
-            if request.during_renewal and outcome.reason is Reason.SUPERSEDED and outcome.handle is not None:
-                again.append(msgspec.structs.replace(request, handle=outcome.handle.text, during_renewal=False))
+            if request.meets_renewal and outcome.reason is Reason.SUPERSEDED and outcome.handle is not None:
+                again.append(request.again(outcome.handle.text))
             else:
                 left.append(request)
                 outcomes_left.append(outcome)

@@ -33,7 +33,8 @@ class HeldMessage(msgspec.Struct, eq=False):
         owner: The thread, or the unit with the threads, that works on it; the message is released when it has ended.
         renew_count: Number of renewals.
         refused_count: Number of renewals that failed in a row.
-        is_renewing: Whether a renewal is in flight.
+        renewals_begun: Number of renewals that were sent, or are about to be.
+        renewals_over: Of these, those that are answered, or were not sent after all.
         payload_bytes: Size of its record, 0 until that is fetched.
     """
 
@@ -45,8 +46,14 @@ class HeldMessage(msgspec.Struct, eq=False):
     owner: threading.Thread | LeasedUnit | None = None
     renew_count: int = 0
     refused_count: int = 0
-    is_renewing: bool = False
+    renewals_begun: int = 0
+    renewals_over: int = 0
     payload_bytes: int = 0
+
+    @property
+    def is_renewing(self) -> bool:
+        """Whether a renewal is in flight."""
+        return self.renewals_begun > self.renewals_over
 
     @property
     def is_abandoned(self) -> bool:
@@ -131,11 +138,6 @@ class HeldMessages:
         """Return the held message to which a bare receipt belongs."""
         holding = self.find(receipt)
         return holding.receipt if holding is not None and isinstance(holding.receipt, Message) else None
-
-    def is_renewing(self, receipt: Receipt) -> bool:
-        """Tell whether a renewal of a message is in flight."""
-        holding = self.find(receipt)
-        return holding is not None and holding.is_renewing
 
     def has_any(self, queue: QueueName) -> bool:
         """Tell whether messages of a queue are held."""

@@ -239,11 +239,11 @@ class LeaseRenewer:
         """
         at_work: list[HeldMessage] = []
         for holding in due:
-            holding.is_renewing = True  # before the look: what is asked for after it is sent again if need be
+            holding.renewals_begun += 1  # before the look: what is asked for after it is sent again if need be
             if self._is_at_work(holding):
                 at_work.append(holding)
             else:
-                holding.is_renewing = False
+                holding.renewals_over += 1
         changes = [
             (holding.receipt, Change(self._policy.invisible_time_ms(holding.renew_count, holding.first_lease_ms)))
             for holding in at_work
@@ -266,7 +266,7 @@ class LeaseRenewer:
             outcomes = error.outcomes
         renewed_count = 0
         for holding, outcome in zip(due, outcomes, strict=True):
-            holding.is_renewing = False
+            holding.renewals_over += 1
             if outcome is not None and outcome.applied:
                 renewed_count += 1
                 holding.renew_count += 1

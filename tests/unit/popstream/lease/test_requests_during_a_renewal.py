@@ -115,6 +115,35 @@ def test_a_release_is_sent_although_the_lease_that_is_known_has_ended(job: HeldB
         assert available(job) == [2]
 
 
+@pytest.mark.parametrize("ask", [lambda message: message.release(5), lambda message: message.extend(3_600)])
+def test_a_renewal_that_begins_between_the_call_and_its_record_changes_nothing(
+    job: HeldBackJob, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Message], AwaitableFuture[Outcome]]
+) -> None:
+    with job.consumer("billing", renewal=BY_HAND) as consumer:
+        (message,) = consumer.pop("orders", 0, invisible_time_ms=LEASE_MS, renew=True).messages
+        entries = consumer._leases._entries
+        let_go = entries.let_go
+
+        def let_go_late(*arguments: Any) -> None:
+            patch.undo()
+            consumer._leases.renew_due()
+            let_go(*arguments)
+
+        job.holds_back = True
+        with monkeypatch.context() as patch:
+            patch.setattr(entries, "let_go", let_go_late)
+            asked = ask(message)
+        renewal, change = (record for record in job.records if isinstance(record, ChangeInvisible))
+        assert renewal.handles == change.handles
+        job.deliver()
+        assert asked.result(60).applied
+        consumer.flush()
+        again = job.records[-1]
+        assert isinstance(again, ChangeInvisible)
+        assert again.entries == change.entries
+        assert again.handles != change.handles
+
+
 def settle_between(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch, settle: Callable[[Message], AwaitableFuture[Outcome] | None]
 ) -> Message:
