@@ -7,6 +7,7 @@ shorter. Whatever is not plainly good is left to the general way: nothing has ch
 from broker_state.audit import OperationOutcome
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.concurrent_lane import ack_run, judge
+from broker_state.kernel.lanes.skip_catch_up import begin_on_lane, catch_up
 from broker_state.store.pages import PAGE_SHIFT
 from popstream.wire.answer import Run
 from popstream.wire.command import Ack
@@ -34,8 +35,8 @@ def decide_lone_ack(op: OpContext, command: Ack, offsets_max: int) -> bool:
     if last >> PAGE_SHIFT != page_no or last - first >= offsets_max:
         return False
     lane = queue.lane(ref.group)
-    if lane is None or lane.record.orderly or lane.is_behind:
-        return False
+    if lane is None or lane.record.orderly or lane.has_lost_messages or lane.record.paused_until_ms:
+        return False  # such a lane first ends or releases deliveries, which may be those of the ack
     handle = read_handle(ref.handle)
     if handle is None or not lane.gave_out(handle) or handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY:
         return False
@@ -43,7 +44,9 @@ def decide_lone_ack(op: OpContext, command: Ack, offsets_max: int) -> bool:
     before = None if page is None else page.shared_by(first, last + 1)
     if page is None or before is None or judge(lane, entry, handle, before) is not Reason.OK:
         return False
-    op.touch(lane)
+    if queue.record.holes:
+        catch_up(op, lane)
+    begin_on_lane(op, lane)
     ack_run(op, lane, entry, first, last + 1, before)
     page.replace(first, last + 1, None)
     lane.settle_acked(page, before)

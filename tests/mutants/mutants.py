@@ -470,10 +470,17 @@ MUTANTS = [
         "before.deadline_ms",
     ),
     Mutant(
-        "lone_ack_on_a_lane_that_is_behind",
+        "lone_ack_on_a_lane_that_lost_messages",
         "semantics.md, three steps: an operation first brings its lane up to date with what has left the log",
         "kernel/lone_ack.py",
-        " or lane.is_behind:\n",
+        " or lane.has_lost_messages",
+        "",
+    ),
+    Mutant(
+        "lone_ack_on_a_lane_that_pauses",
+        "semantics.md, work limits: later records go on with what was too much for one, before they are decided",
+        "kernel/lone_ack.py",
+        " or lane.record.paused_until_ms:\n",
         ":\n",
     ),
     Mutant(

@@ -141,10 +141,15 @@ class LaneState:
         )
 
     @property
+    def has_lost_messages(self) -> bool:
+        """Whether the queue lost offsets that the lane may have handed out, and has not counted yet."""
+        record, queue = self.record, self.queue.record
+        return record.min_seen < queue.min_offset or record.late_skips_seen < queue.late_skips
+
+    @property
     def is_behind(self) -> bool:
         """Whether the queue lost offsets, or has holes, that the lane may not have counted yet."""
-        record, queue = self.record, self.queue.record
-        return queue.holes > 0 or record.min_seen < queue.min_offset or record.late_skips_seen < queue.late_skips
+        return self.queue.record.holes > 0 or self.has_lost_messages
 
     @property
     def order_info(self) -> OrderInfo:
