@@ -85,6 +85,9 @@ class DuckDbTables:
             }
         )
         self._connection.execute("SET TimeZone = 'UTC'")
+        # DuckDB would compare every row with every row if it expects few on the left side, and it often does after
+        # several conditions: 28 s for 8,000 leases in 400,000 units, instead of 0.1 s.
+        self._connection.execute("SET asof_loop_join_threshold = 0")
         opened = list(snapshots)
         self.snapshots = {snapshot.path.name: snapshot for snapshot in opened}
         for statement in _SPARK_FUNCTIONS:

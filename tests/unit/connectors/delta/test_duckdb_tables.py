@@ -73,6 +73,14 @@ def test_a_column_that_an_older_file_lacks_is_null(root: Path) -> None:
         assert rows(tables, "SELECT count(*), count(client_id) FROM deliveries") == [(4, 0)]
 
 
+def test_an_asof_join_of_few_rows_is_no_loop_over_all_pairs(tables: DuckDbTables) -> None:
+    tables.define("few", "SELECT * FROM range(3) AS few(number)")
+    sql = "EXPLAIN FROM few ASOF LEFT JOIN deliveries ON few.number >= deliveries.first_offset"
+    ((_, plan),) = rows(tables, sql)
+    assert "Asof Join" in plan
+    assert "Nested Loop Join" not in plan
+
+
 @pytest.mark.parametrize(
     "sql",
     [
