@@ -14,6 +14,7 @@ the reasons.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -75,7 +76,8 @@ class ExactlyOnceTable:
         versions: The last version of each state epoch, as Delta stores them.
         was_restored: The table was RESTOREd and no restore has handled it: rows may be missing that Delta counts as
             written.
-        table_checkpoint_failure: Why the last checkpoint of the log could not be written; None: it was, or was not due.
+        table_checkpoint_failure: Why the last checkpoint of the log that this process was to write could not be
+            written; None: it was, or none was due.
         written_since: State epochs that have written rows after the restore that began this one, and before its first
             rows: they are not known to it.
 
@@ -254,7 +256,9 @@ class ExactlyOnceTable:
             write_table_checkpoint(self._spark, self._path)
             commit = read_commit(self._path, self._version) if self._durable else None
         except (*SPARK_ERRORS, Corrupt) as error:
-            damage = checkpoint_damage(self._path)  # Spark needs the one before, and does not always name it
+            damage = None
+            with contextlib.suppress(OSError):  # such as too many open files, which Spark may have met as well
+                damage = checkpoint_damage(self._path)  # Spark needs the one before, and does not always name it
             reason = first_line(error) if damage is None else damage.message
             self.table_checkpoint_failure = (
                 f"no checkpoint of the log of {self.name} was written at version {self._version}: {reason}"

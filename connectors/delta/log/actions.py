@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    import pyarrow.parquet as pq
+
 __all__ = ["Action", "Add", "CommitInfo", "MetaData", "Protocol", "Remove", "Txn", "read_action", "read_actions"]
 
 _COMMIT: Final = re.compile(r"\d{20}\.json")
@@ -98,6 +100,10 @@ _KINDS: Final[dict[str, type[msgspec.Struct]]] = {
     "remove": Remove,
 }
 """What is read of a checkpoint, by the name of its column."""
+_FEATURES: Final = frozenset(("readerFeatures", "writerFeatures"))
+_FEATURES_SINCE: Final = 7
+"""Writer version from which a protocol has features; other writers than Spark leave their columns out before it."""
+_JSON_STATS: Final = "delta.checkpoint.writeStatsAsJson"
 
 
 def read_action(line: str) -> Action:
@@ -157,18 +163,37 @@ def _lines(data: bytes) -> list[Action]:
 def _rows(data: bytes, wanted: Sequence[str]) -> list[Action]:
     file = verified_parquet(pa.BufferReader(data))
     for name in wanted:
-        _require_column(file.schema_arrow, name)
+        _require_column(file, name)
+    actions = _actions(file, wanted)
+    for action in actions:
+        protocol = action.protocol
+        if protocol and protocol.min_writer_version >= _FEATURES_SINCE and protocol.writer_features is None:
+            message = "its protocol has no features"
+            raise ValueError(message)
+    return actions
+
+
+def _actions(file: pq.ParquetFile, wanted: Sequence[str]) -> list[Action]:
     rows = file.read(columns=list(wanted)).to_pylist(maps_as_pydicts="strict")
     return [msgspec.convert(row, Action) for row in rows]
 
 
-def _require_column(schema: pa.Schema, name: str) -> None:
-    """Require the column of a kind of actions, with all that is read of it: Delta and delta-rs write each column."""
-    found = {field.name for field in schema.field(name).type}
-    lacking = [field.encode_name for field in msgspec.structs.fields(_KINDS[name]) if field.encode_name not in found]
+def _require_column(file: pq.ParquetFile, name: str) -> None:
+    """Require the column of a kind of actions, with all that is read of it and that the format does not let out."""
+    found = {field.name for field in file.schema_arrow.field(name).type}
+    read = {field.encode_name for field in msgspec.structs.fields(_KINDS[name])}
+    lacking = read - found - _FEATURES
+    if name == "add" and "stats" in lacking and ("stats_parsed" in found or _has_no_json_stats(file)):
+        lacking.remove("stats")
     if lacking:
-        message = f"it has no column {name}.{lacking[0]}"
+        message = f"it has no column {name}.{min(lacking)}"
         raise ValueError(message)
+
+
+def _has_no_json_stats(file: pq.ParquetFile) -> bool:
+    """Return whether a property of the table says that checkpoints have no statistics as JSON."""
+    found = (action.meta_data for action in _actions(file, ["metaData"]))
+    return any(each and (each.configuration or {}).get(_JSON_STATS) == "false" for each in found)
 
 
 def _checksum_problem(file: Path, data: bytes) -> str | None:

@@ -252,6 +252,44 @@ def test_a_flipped_bit_of_any_byte_of_a_checkpoint_is_noticed_or_changes_nothing
     assert sum(place < footer for place in noticed) > 0.9 * footer / 7
 
 
+@pytest.mark.parametrize("leave_out", ["features", "stats, as structs are there", "stats, as a property says"])
+def test_a_checkpoint_may_lack_what_the_format_makes_optional(root: Path, leave_out: str) -> None:
+    before, files = read_table_log(root / NAME), read_data_files(root / NAME)
+    file = write_table_checkpoint(root, NEWEST)
+    commit(root, 0).unlink()
+    table = pq.read_table(file)
+    rows = table.to_pylist(maps_as_pydicts="strict")
+    kind = "protocol" if leave_out == "features" else "add"
+    dropped = ("readerFeatures", "writerFeatures") if leave_out == "features" else ("stats",)
+    for row in rows:
+        for name in dropped if row[kind] else ():
+            del row[kind][name]
+        if row["metaData"] and "property" in leave_out:
+            row["metaData"]["configuration"] = {"delta.checkpoint.writeStatsAsJson": "false"}
+    fields = [field for field in table.schema.field(kind).type if field.name not in dropped]
+    if "structs" in leave_out:
+        fields.append(pa.field("stats_parsed", pa.struct({"numRecords": pa.int64()})))
+    schema = pa.schema([pa.field(f.name, pa.struct(fields) if f.name == kind else f.type) for f in table.schema])
+    pq.write_table(pa.Table.from_pylist(rows, schema), file)
+    found = read_data_files(root / NAME)
+    assert [each.path for each in found.files] == [each.path for each in files.files]
+    if "property" not in leave_out:
+        assert read_table_log(root / NAME) == before
+
+
+def test_a_protocol_that_must_have_features_and_has_none_is_damage(root: Path) -> None:
+    file = write_table_checkpoint(root, NEWEST)
+    commit(root, 0).unlink()
+    table = pq.read_table(file)
+    rows = table.to_pylist(maps_as_pydicts="strict")
+    for row in rows:
+        if row["protocol"]:
+            row["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7}
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), file)
+    with pytest.raises(Corrupt, match="its protocol has no features"):
+        read_table_log(root / NAME)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", None])
 def test_the_pointer_to_the_last_checkpoint_is_not_needed(root: Path, content: bytes | None) -> None:
     before = read_everything(root)
