@@ -195,6 +195,7 @@ class Transport:
 
         Raises:
             ClientClosed: The transport is closed, or was closed meanwhile; nothing was sent.
+            Invalid: The operation is too large.
             Unavailable: Kafka has not confirmed earlier operations for `delivery_timeout_ms`; nothing was sent.
         """
         self._require_open()
@@ -204,13 +205,10 @@ class Transport:
             if error is not None:
                 LOG.warning("%s on %s/%s was lost: %s", type(command).__name__, command.topic, command.queue_id, error)
 
-        try:
-            value = self._encode(unanswered)
-        except Invalid as error:  # too large; the caller does not wait, so it is only logged
-            on_sent(error)
-            return
-        if not self._has_room(value, waits=True):
-            self._require_open()
+        value = self._encode(unanswered)
+        has_room = self._wait_for_room(value)
+        self._require_open()
+        if not has_room:
             raise self._without_room()
         if self._history is not None:
             self._history.post(unanswered)
@@ -266,13 +264,13 @@ class Transport:
         def on_sent(error: Exception | None) -> None:
             self._pending.sent(pending.op_id, error, self._clock(), RETRY_AFTER_S)
 
-        if self._has_room(pending.value, waits=waits):
+        if self._wait_for_room(pending.value) if waits else self._window.wait_for_room(len(pending.value), 0.0):
             self._hand_over(pending.key, pending.value, on_sent)
         else:
             on_sent(self._without_room())
 
-    def _has_room(self, value: bytes, *, waits: bool) -> bool:
-        return self._window.wait_for_room(len(value), self.settings.delivery_timeout_ms / 1000 if waits else 0.0)
+    def _wait_for_room(self, value: bytes) -> bool:
+        return self._window.wait_for_room(len(value), self.settings.delivery_timeout_ms / 1000)
 
     def _without_room(self) -> Unavailable:
         message = "Kafka has not confirmed what was sent before: check the brokers, then try again"

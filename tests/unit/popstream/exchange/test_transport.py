@@ -294,11 +294,12 @@ def test_a_confirmation_never_waits_for_another_one() -> None:
     assert found == [False]
 
 
-def test_a_post_that_is_too_large_is_lost_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_post_that_is_too_large_is_refused() -> None:
     with transport_with(ops_bytes_max=10) as (transport, link):
-        transport.post(TICK)
+        with pytest.raises(Invalid, match=r"^Tick takes \d+ bytes, more than the 10 allowed") as raised:
+            transport.post(TICK)
+        assert raised.value.subject == "orders/5"
         assert link.sent == []
-    assert "Tick on orders/5 was lost: Tick takes" in caplog.text
 
 
 def test_an_admin_key_signs_what_needs_it_once_and_the_same_bytes_are_sent_again() -> None:
