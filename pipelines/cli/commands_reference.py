@@ -44,7 +44,9 @@ def commands_markdown() -> str:
     commands = list(_leaves(typer.main.get_command(app), "popstream"))
     rows = {name: _rows(command, name) for name, command in commands}
     count = Counter(row for of_one in rows.values() for row in of_one)
-    shared = {row for row, times in count.items() if times >= _SHARED_BY_MIN and row[0].startswith("-")}
+    common = [row for row, times in count.most_common() if times >= _SHARED_BY_MIN and row[0].startswith("-")]
+    # Of an option with several meanings the most common one is shared: the commands with the others have it themselves.
+    shared = set({row[0]: row for row in reversed(common)}.values())
     parts = [_HEAD]
     for name, command in commands:
         parts.append(f"\n## `{name}`\n\n{_usage(command, name)}\n\n{_text(command)}\n")

@@ -185,7 +185,8 @@ def perf(
 ) -> None:
     """Put a load on a running job; print throughput and latencies.
 
-    At the end every message is accounted for in every group. Exit code 1: one is missing, or was not acked.
+    At the end every message is accounted for in every group. Exit code 1: one is missing, was not acked, or was
+    delivered after an applied ack.
 
     popstream perf --messages 1000000 --workers 2 --ack set
     popstream perf --messages 30000 --rate 500

@@ -37,8 +37,8 @@ class LoadDelivery(NamedTuple):
     Attributes:
         number: Of the message.
         queue_offset: Of its record: a record that was written twice is two messages to the job.
-        granted_ms: When the job leased it, by the queue's clock. 0: it shares a record with other messages, so its ack
-            may be applied to nothing yet.
+        granted_ms: When the job leased it, or last renewed it before it was handed out, by the queue's clock. 0: it
+            shares a record with other messages, so its ack may be applied to nothing yet.
     """
 
     number: int
@@ -87,7 +87,8 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
 class GroupLedger:
     """The messages of a load in one group, by number: 35 bytes a message.
 
-    Two workers that get a message at the same moment may count as one delivery; none can hide one.
+    Two workers that note the same message at the same moment may count as one delivery, and one of their grants may be
+    lost; a message cannot be.
 
     An ack is applied only while no later delivery is granted. So a delivery granted later than the one whose ack was
     applied was granted after the ack, whatever the clocks of the workers show and whenever they noted it.

@@ -34,5 +34,5 @@ def progress_line(plan: Plan, before: Progress, now: Progress, ledgers: Collecti
         f"{now.consumed:,} consumed, {(now.consumed - before.consumed) / passed_s:,.0f} a second",
     ]
     if plan.rate and (times := quantiles_of([ms for each in ledgers for ms in each.newest_delivery_times_ms(NEWEST)])):
-        parts.append(f"due to delivery p50 {times['p50']:,.0f} ms, p99 {times['p99']:,.0f} ms")
+        parts.append(f"from due to delivered p50 {times['p50']:,.0f} ms, p99 {times['p99']:,.0f} ms")
     return "; ".join(parts)

@@ -297,7 +297,9 @@ def _print(plan: Plan, report: LoadReport, *, as_json: bool) -> None:
         "sent": f"{report.sent:,} of {report.messages:,} messages of {plan.message_bytes} bytes,"
         f" {report.sent_per_s:,.0f} a second",
         "consumed": f"{report.consumed_per_s:,.0f} a second by {len(plan.groups)} x {plan.workers} workers",
-        "due to delivery": _line(report.delivery_ms) if plan.rate else "not measured: all were sent first (--rate)",
+        "from due to delivered": _line(report.delivery_ms)
+        if plan.rate
+        else "not measured: all were sent first (--rate)",
         "ack to outcome": _line(report.ack_ms),
     }
     for group, result in report.groups.items():

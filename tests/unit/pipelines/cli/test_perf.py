@@ -246,7 +246,7 @@ def test_progress_while_messages_are_sent_tells_what_is_consumed_and_how_soon(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("popstream: 7 sent, ")
     assert "; 2 consumed, " in line
-    assert line.endswith("; due to delivery p50 12 ms, p99 30 ms")
+    assert line.endswith("; from due to delivered p50 12 ms, p99 30 ms")
 
 
 def test_a_line_of_progress_has_rates_and_the_times_of_the_newest_messages_of_each_group() -> None:
@@ -258,7 +258,7 @@ def test_a_line_of_progress_has_rates_and_the_times_of_the_newest_messages_of_ea
     for number in range(2_500):
         ledgers[0].note_delivery(at(number), 9_000.0 if number < 1_500 else 40.0)
     ledgers[1].note_delivery(at(0), 80.0)
-    assert progress_line(plan, before, now, ledgers) == f"{line}; due to delivery p50 40 ms, p99 40 ms"
+    assert progress_line(plan, before, now, ledgers) == f"{line}; from due to delivered p50 40 ms, p99 40 ms"
     assert progress_line(plan_of(), before, now, ledgers) == line, "all are sent first: the times tell nothing"
 
 
