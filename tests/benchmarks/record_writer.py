@@ -13,7 +13,8 @@ from popstream.kafka_connection import KafkaConnection
 __all__ = ["RecordWriter"]
 
 IN_FLIGHT_MAX = 50_000
-"""Records that are sent and not confirmed; more than the batches of 512 KiB of eight partitions have of 100 bytes."""
+"""Records that are sent and not confirmed: more of 100 bytes than fit into a batch of 512 KiB of each of eight
+partitions."""
 PROGRESS_EVERY = 200_000
 WAIT_S = 150.0
 """For a record: longer than kafka-python's `delivery_timeout_ms`, after which it has failed."""
