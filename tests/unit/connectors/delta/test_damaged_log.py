@@ -272,6 +272,8 @@ def test_a_checkpoint_may_lack_what_the_format_makes_optional(root: Path, leave_
     schema = pa.schema([pa.field(f.name, pa.struct(fields) if f.name == kind else f.type) for f in table.schema])
     pq.write_table(pa.Table.from_pylist(rows, schema), file)
     found = read_data_files(root / NAME)
+    assert found is not None
+    assert files is not None
     assert [each.path for each in found.files] == [each.path for each in files.files]
     if "property" not in leave_out:
         assert read_table_log(root / NAME) == before
