@@ -19,7 +19,7 @@ from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from pipelines.recovery.snapshot_loop import SnapshotLoop
 from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
-from tests.support.flipped_byte import flip_byte
+from tests.support.flipped_byte import flip_byte, flipped_bit
 
 NOW_MS = 1_795_262_400_000
 HOUR_MS = 3_600_000
@@ -141,9 +141,7 @@ def test_a_manifest_with_any_flipped_bit_is_no_snapshot(folder: Path, tmp_path: 
     (manifest,) = (tmp_path / "kept" / "manifests").iterdir()
     whole = manifest.read_bytes()
     for bit in range(len(whole) * 8):
-        flipped = bytearray(whole)
-        flipped[bit // 8] ^= 1 << bit % 8
-        manifest.write_bytes(flipped)
+        manifest.write_bytes(flipped_bit(whole, bit))
         assert snapshots.list() == [], f"bit {bit}"
     manifest.write_bytes(whole)
     assert snapshots.list() == [taken]
