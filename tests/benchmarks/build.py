@@ -15,7 +15,7 @@ from pipelines.process.host import Host
 from pipelines.process.job import Job
 from popstream.kafka_connection import KafkaConnection
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
-from tests.benchmarks.record_writer import RecordWriter
+from tests.benchmarks.record_writer import open_writer
 
 __all__ = ["fill_topic", "measure_build"]
 
@@ -46,7 +46,7 @@ def fill_topic(
     """Create a topic, and write `messages` messages of 100 bytes to it."""
     connection = KafkaConnection(bootstrap_servers)
     create_message_topic(connection, topic, partitions)
-    with RecordWriter(connection, on_progress=on_progress) as writer:
+    with open_writer(connection, on_progress=on_progress) as writer:
         for number in range(messages):
             writer.send(topic, _VALUE, partition=number % partitions)
 
@@ -93,7 +93,7 @@ def _message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> di
                 position += 1
             time.sleep(0.002)
 
-    with RecordWriter(job.connection, acks="all", linger_ms=0) as writer:
+    with open_writer(job.connection, acks="all", linger_ms=0) as writer:
         writer.send(topic, b"", partition=0)
         writer.finish()
         _until(job, lambda: _poppable(job, topic) == 1)

@@ -19,7 +19,7 @@ from popstream.wire.command import Command, encode_command
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 from tests.benchmarks.cpu_use import CpuUse, is_spark
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
-from tests.benchmarks.record_writer import RecordWriter
+from tests.benchmarks.record_writer import open_writer
 
 __all__ = ["drain", "fill", "fill_with_single_entries", "is_answered", "measure_batches", "measure_drain"]
 
@@ -90,7 +90,7 @@ def fill(
     facts = ensure_topics(kafka.connection, topics, TopicSettings())[topics.ops]
     declared = (command for number in range(len(streams)) for command in declare_queue(topic, number, messages))
     in_turn = itertools.chain.from_iterable(zip(*streams, strict=True))
-    with RecordWriter(kafka.connection, on_progress=on_progress) as writer:
+    with open_writer(kafka.connection, on_progress=on_progress) as writer:
         for command in itertools.chain(declared, in_turn):
             key = ops_key(command.topic, command.queue_id)
             partition = partition_of(key, facts.partition_count)

@@ -1,16 +1,16 @@
 """Writes the topics of the measurements: a record that Kafka did not take must not be waited for by a job."""
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from kafka import KafkaProducer
 
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["RecordWriter"]
+__all__ = ["RecordWriter", "open_writer"]
 
 IN_FLIGHT_MAX = 50_000
 """Records that are sent and not confirmed: more of 100 bytes than fit into a batch of 512 KiB of each of eight
@@ -21,24 +21,20 @@ WAIT_S = 150.0
 
 
 class RecordWriter:
-    """Writes records; as a context manager it is closed at the exit, which without an error means `finish`.
+    """Writes records, and counts those that Kafka has taken.
 
     kafka-python has no bound of its own: what is sent faster than Kafka takes it expires after two minutes.
 
     Args:
-        connection: How to connect to Kafka.
+        producer: What sends them.
         on_progress: Called with a line each time that 200,000 more records are sent.
-        options: Settings of the `KafkaProducer` that replace those of this class.
 
     Attributes:
         confirmed: How many records Kafka has taken; all that were sent, once `finish` has returned.
     """
 
-    def __init__(
-        self, connection: KafkaConnection, *, on_progress: Callable[[str], None] = lambda _: None, **options: Any
-    ) -> None:
-        settings = {"acks": 1, "linger_ms": 50, "batch_size": 512 * 1024, "max_request_size": 1 << 24, **options}
-        self._producer = KafkaProducer(**connection.for_kafka_python(), **settings)
+    def __init__(self, producer: KafkaProducer, on_progress: Callable[[str], None]) -> None:
+        self._producer = producer
         self._on_progress = on_progress
         self._in_flight: deque[Any] = deque()
         self.confirmed = 0
@@ -74,16 +70,23 @@ class RecordWriter:
             first.get(WAIT_S)
         self.confirmed += 1
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Finish, unless the block raised; close."""
-        try:
-            if error is None:
-                self.finish()
-        finally:
-            close_producer(self._producer, 0)
+@contextlib.contextmanager
+def open_writer(
+    connection: KafkaConnection, *, on_progress: Callable[[str], None] = lambda _: None, **options: Any
+) -> Iterator[RecordWriter]:
+    """Connect; at the exit finish, unless the block raised, and disconnect.
+
+    Args:
+        connection: How to connect to Kafka.
+        on_progress: As of `RecordWriter`.
+        options: Settings of the `KafkaProducer` that replace those made here.
+    """
+    settings = {"acks": 1, "linger_ms": 50, "batch_size": 512 * 1024, "max_request_size": 1 << 24, **options}
+    producer = KafkaProducer(**connection.for_kafka_python(), **settings)
+    try:
+        writer = RecordWriter(producer, on_progress)
+        yield writer
+        writer.finish()
+    finally:
+        close_producer(producer, 0)

@@ -18,7 +18,7 @@ from popstream.wire.dead_letter_record import copy_of
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.cpu_use import cpu_s
 from tests.benchmarks.kernel import Rate
-from tests.benchmarks.record_writer import RecordWriter
+from tests.benchmarks.record_writer import open_writer
 
 __all__ = ["measure_redrive"]
 
@@ -68,7 +68,7 @@ def write_letters(servers: str, prefix: str) -> None:
     publisher.publish({(topic, facts.topic_id, "simple")})
     publisher.close()
     message = Payload(b"table-3", b"x" * VALUE_BYTES, [("trace", b"1")], 0)
-    with RecordWriter(KafkaConnection(servers)) as writer:
+    with open_writer(KafkaConnection(servers)) as writer:
         for number in range(LETTERS):
             letter = DeadLetter(topic, number % QUEUES, "g", number, number, "attempt_limit", 16, 1, 5, 6, 0, number)
             copied = copy_of(letter, number, message)

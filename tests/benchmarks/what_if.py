@@ -38,7 +38,7 @@ from popstream.wire.command import (
     WrittenRange,
     encode_command,
 )
-from tests.benchmarks.record_writer import RecordWriter
+from tests.benchmarks.record_writer import open_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def fill(servers: str, count: int) -> None:
         for number, (at_ms, command) in enumerate(operations(count // QUEUES, queue_id, queue_id))
     ]
     streams.sort(key=lambda each: each[0])
-    with RecordWriter(KafkaConnection(servers)) as writer:
+    with open_writer(KafkaConnection(servers)) as writer:
         for (at_ms, queue_id, _), command in streams:
             key = ops_key("orders", queue_id)
             partition = partition_of(key, PARTITIONS)

@@ -9,7 +9,7 @@ from kafka.errors import KafkaTimeoutError
 
 from popstream.kafka_connection import KafkaConnection
 from tests.benchmarks import record_writer
-from tests.benchmarks.record_writer import RecordWriter
+from tests.benchmarks.record_writer import open_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def producers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StubProducer]]:
 
 
 def write(records: int, lines: list[str]) -> int:
-    with RecordWriter(KafkaConnection("host:1"), on_progress=lines.append, acks="all") as writer:
+    with open_writer(KafkaConnection("host:1"), on_progress=lines.append, acks="all") as writer:
         for _ in range(records):
             writer.send("orders", b"order", partition=3)
         return writer.finish()
