@@ -206,7 +206,7 @@ class Transport:
                 LOG.warning("%s on %s/%s was lost: %s", type(command).__name__, command.topic, command.queue_id, error)
 
         value = self._encode(unanswered)
-        has_room = self._wait_for_room(value)
+        has_room = self._window.wait_for_room(len(value), self.settings.delivery_timeout_ms / 1000)
         self._require_open()
         if not has_room:
             raise self._without_room()
@@ -264,13 +264,11 @@ class Transport:
         def on_sent(error: Exception | None) -> None:
             self._pending.sent(pending.op_id, error, self._clock(), RETRY_AFTER_S)
 
-        if self._wait_for_room(pending.value) if waits else self._window.wait_for_room(len(pending.value), 0.0):
+        timeout_s = self.settings.delivery_timeout_ms / 1000 if waits else 0.0
+        if self._window.wait_for_room(len(pending.value), timeout_s):
             self._hand_over(pending.key, pending.value, on_sent)
         else:
             on_sent(self._without_room())
-
-    def _wait_for_room(self, value: bytes) -> bool:
-        return self._window.wait_for_room(len(value), self.settings.delivery_timeout_ms / 1000)
 
     def _without_room(self) -> Unavailable:
         message = "Kafka has not confirmed what was sent before: check the brokers, then try again"

@@ -165,8 +165,8 @@ class MessageRequest(msgspec.Struct, Generic[Label], frozen=True, gc=False):
 
     def again(self, handle: str) -> MessageRequest[Label]:
         """Return the request with the handle of the renewal that came first."""
-        known = 0 if self.holding is None else self.holding.renewals_over
-        return msgspec.structs.replace(self, handle=handle, renewals_known=known)
+        assert self.holding is not None, "only a held message is renewed"
+        return msgspec.structs.replace(self, handle=handle, renewals_known=self.holding.renewals_over)
 
 
 class PlannedEntry(msgspec.Struct, Generic[Label], frozen=True):
