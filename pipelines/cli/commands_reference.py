@@ -35,25 +35,25 @@ _VALUES = {"<int>": "N", "<int range>": "N", "<float>": "N", "<float range>": "N
 
 _TABLE = "| option | meaning |\n|---|---|\n"
 
-_Row = tuple[str, str, str]
-"""(first name, all names with the value, meaning) of an option."""
+_Row = tuple[str, str]
+"""(argument, or option with its value; meaning)"""
 
 
 def commands_markdown() -> str:
     """Return the whole document."""
     commands = list(_leaves(typer.main.get_command(app), "popstream"))
-    rows = {name: _rows(command, name) for name, command in commands}
+    rows = {name: _rows(command) for name, command in commands}
     count = Counter(row for of_one in rows.values() for row in of_one)
     common = [row for row, times in count.most_common() if times >= _SHARED_BY_MIN and row[0].startswith("-")]
     # Of an option with several meanings the most common one is shared: the commands with the others have it themselves.
-    shared = set({row[0]: row for row in reversed(common)}.values())
+    shared = set({_name(row): row for row in reversed(common)}.values())
     parts = [_HEAD]
     for name, command in commands:
-        parts.append(f"\n## `{name}`\n\n{_usage(command, name)}\n\n{_text(command)}\n")
+        parts.append(f"\n## `{name}`\n\n`{name} {_usage(command)}`\n\n{_text(command)}\n")
         own = [row for row in rows[name] if row not in shared]
         if own:
             parts.append(f"\n{_TABLE}{_lines(own)}")
-        others = [f"`{first}`" for first, *_ in (row for row in rows[name] if row in shared)]
+        others = [f"`{_name(row)}`" for row in rows[name] if row in shared]
         if others:
             parts.append(f"\nAnd [of many commands](#options-of-many-commands): {', '.join(others)}.\n")
     parts.append(f"{_SHARED}{_TABLE}{_lines(sorted(shared))}")
@@ -69,24 +69,28 @@ def _leaves(command: object, name: str) -> Iterator[tuple[str, TyperCommand]]:
         yield name, command
 
 
-def _rows(command: TyperCommand, name: str) -> list[_Row]:
+def _rows(command: TyperCommand) -> list[_Row]:
     """Return the arguments and options of a command, without `--help`."""
-    context = typer.Context(command, info_name=name)
+    context = typer.Context(command)
     rows: list[_Row] = []
     for parameter in command.params:
         record = parameter.get_help_record(context)
         if record is not None:
-            first, _, value = record[0].partition(" ")
-            value = _VALUES.get(value, value) if first.startswith("-") else ""
-            rows.append((first, f"{first} {value}".rstrip(), " ".join(record[1].split())))
+            name, _, value = record[0].partition(" ")
+            value = _VALUES.get(value, value) if name.startswith("-") else ""
+            rows.append((f"{name} {value}".rstrip(), " ".join(record[1].split())))
     return rows
 
 
-def _usage(command: TyperCommand, name: str) -> str:
-    pieces = command.collect_usage_pieces(typer.Context(command, info_name=name))
+def _name(row: _Row) -> str:
+    return row[0].partition(" ")[0]
+
+
+def _usage(command: TyperCommand) -> str:
+    """Return what follows the name of the command."""
+    pieces = command.collect_usage_pieces(typer.Context(command))
     # An argument is `{NAME}` there, and `{NAME...}...` if it takes several values.
-    arguments = (re.sub(r"[{}]|(?<=[}\]])\.{3}$", "", piece) for piece in pieces)
-    return f"`{name} {' '.join(arguments)}`"
+    return " ".join(re.sub(r"[{}]|(?<=[}\]])\.{3}$", "", piece) for piece in pieces)
 
 
 def _text(command: TyperCommand) -> str:
@@ -99,7 +103,7 @@ def _text(command: TyperCommand) -> str:
 
 
 def _lines(rows: list[_Row]) -> str:
-    return "".join(f"| `{_cell(names)}` | {_cell(text).replace('<', '&lt;')} |\n" for _, names, text in rows)
+    return "".join(f"| `{_cell(option)}` | {_cell(text).replace('<', '&lt;')} |\n" for option, text in rows)
 
 
 def _cell(text: str) -> str:
