@@ -134,7 +134,7 @@ def test_clients_log_in_by_tokens(
 
 
 # kafka-python leaves the socket of a connection unclosed that the broker ends while it is made.
-@pytest.mark.filterwarnings(r"ignore:Exception ignored in. <ssl\.SSLSocket:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(r"ignore:unclosed <ssl\.SSLSocket:ResourceWarning")
 def test_connections_outlive_their_tokens(site: Site) -> None:
     site.endpoint.secrets["hasty"] = "secret of hasty"
     site.broker.grant_only([*RIGHTS, *(right._replace(user="hasty") for right in RIGHTS)])
