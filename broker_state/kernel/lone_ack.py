@@ -44,7 +44,7 @@ def decide_lone_ack(op: OpContext, command: Ack, offsets_max: int) -> bool:
     before = None if page is None else page.shared_by(first, last + 1)
     if page is None or before is None or judge(lane, entry, handle, before) is not Reason.OK:
         return False
-    if queue.record.holes:
+    if queue.record.holes:  # in two calls, as for any entry: the second passes what the first may have left
         catch_up(op, lane)
     begin_on_lane(op, lane)
     ack_run(op, lane, entry, first, last + 1, before)
