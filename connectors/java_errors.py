@@ -6,12 +6,12 @@ from typing import Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-__all__ = ["JVM_ERRORS", "first_line", "java_text"]
+__all__ = ["JVM_ERRORS", "LINE_MAX", "first_line", "java_text"]
 
 JVM_ERRORS: Final = (Py4JError, ConnectionRefusedError)
 """What a call into a JVM raises. The second one: the JVM has ended, and py4j connects anew for the call."""
 
-_LINE_MAX: Final = 500
+LINE_MAX: Final = 500
 
 
 def java_text(error: BaseException) -> str:
@@ -29,4 +29,4 @@ def first_line(error: BaseException) -> str:
     ('no such folder', 'it gave no reason')
     """
     first, *_ = java_text(error).strip().splitlines() or ["it gave no reason"]
-    return first[:_LINE_MAX]
+    return first[:LINE_MAX]

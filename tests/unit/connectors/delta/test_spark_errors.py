@@ -113,3 +113,37 @@ def test_the_text_of_an_error_outlives_the_jvm() -> None:
     assert error_text(raised.value) == "Spark failed (Py4JJavaError): java.lang.IllegalStateException: no"
     assert exit_code(raised.value) == 1
     assert spark_text(ended_java_error()) == "Spark failed (Py4JJavaError): it gave no reason"
+
+
+STREAM_FAILED = (
+    "[STREAM_FAILED] Query [id = 4d64, runId = 5649] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] An"
+    " error occurred in the user provided function in foreach batch sink. Reason: An exception was raised by the Python"
+    " Proxy. Return Message: Traceback (most recent call last):\n"
+)
+IN_SPARK = 'Traceback (most recent call last):\n  File "clientserver.py", line 644, in _call_proxy\n    f()\n    ^^^\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            STREAM_FAILED
+            + '  File "flush.py", line 6, in write\n    open()\nFileNotFoundError: gone\n\nThe above exception was the'
+            " direct cause of the following exception:\n\n"
+            + IN_SPARK
+            + "popstream.wire.base_errors.Unavailable: the tables are away\nsince noon\n SQLSTATE: 39000\n=== Query\n",
+            "popstream.wire.base_errors.Unavailable: the tables are away",
+        ),
+        (
+            "Job aborted: Lost task 0.3 (executor 1): org.apache.spark.api.python.PythonException: "
+            + IN_SPARK
+            + "MemoryError\n\n\tat org.apache.spark.api.python.BasePythonRunner\n",
+            "MemoryError",
+        ),
+        (STREAM_FAILED + "  File", STREAM_FAILED.rstrip()),
+        ("[STREAM_FAILED] no space left\n\tat java.io", "[STREAM_FAILED] no space left"),
+    ],
+    ids=["driver", "task", "cut off", "no python"],
+)
+def test_an_error_in_code_that_spark_calls_is_told_by_what_python_raised(text: str, told: str) -> None:
+    assert spark_text(java_error(text)) == f"Spark failed (Py4JJavaError): {told}"
