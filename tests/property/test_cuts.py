@@ -362,11 +362,12 @@ def test_reject_with_a_long_cause(queue: Queue) -> None:
 def log_of_lone_acks(seed: int, steps: int = 400) -> list[KafkaRecord]:
     """Pops, and acks of a single range each: good ones, repeated and late ones, and ones after something else.
 
-    That is a renewal, a release, or that messages have left the log. With an odd seed the queue has holes.
+    That is a renewal, a release, or that messages have left the log. With an odd seed the queue has holes, and gets
+    more where messages are leased.
     """
     chance = random.Random(seed)
-    queue = Queue("orders", 0)
-    queue.send("dispatch", skip=[[hole, hole + hole % 3] for hole in range(7, 9_000, 11)] if seed % 2 else [])
+    queue, has_holes = Queue("orders", 0), seed % 2 == 1
+    queue.send("dispatch", skip=[[hole, hole + hole % 3] for hole in range(7, 9_000, 11)] if has_holes else [])
     queue.send("dispatch", ranges=[{"first": 0, "last": 9_999}])
     held: list[tuple[str, str, int, int]] = []
     for _ in range(steps):
@@ -374,6 +375,9 @@ def log_of_lone_acks(seed: int, steps: int = 400) -> list[KafkaRecord]:
         if held and chance.random() < 0.04:  # the log begins later: some of what is leased has left it
             _, _, first, last = held[min(2, len(held) - 1)]
             queue.send("dispatch", skip=[[0, (first + last) // 2]])
+        if has_holes and held and chance.random() < 0.04:
+            _, _, first, last = held[chance.randrange(len(held))]
+            queue.send("dispatch", skip=[[(first + last) // 2, last]])
         group = chance.choice(["billing", "stock", "in order"])
         if not held or chance.random() < 0.4:
             wanted, lease_ms = chance.choice([1, 1, 1, 3, 40, 100]), chance.choice([500, 60_000, 60_000])
