@@ -3,7 +3,7 @@
 ```
 minute 0         capacity: operations are sent at once; half of the rate of decisions is the load from then on
 minutes 0 to 10  warm-up: the broker is killed once, so that the largest micro-batch of a calm time has been seen
-until 2/3        nothing is killed: memory, files and times are those of one process
+until 2/3        nothing is killed: memory, files and times are those of one process, which has to keep no more and more
 the last 1/3     Python, JVM or both are killed again and again, the broker now and then
 the end          no load: the job decides the rest of the log; clients finish; then `check_history` judges their
                  histories, and `popstream verify` decides the whole log again
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import functools
 import json
+import operator
 import os
 import random
 import statistics
@@ -40,6 +41,7 @@ from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Status, StatusRequest
+from pipelines.process.host import TRIM_INTERVAL_S
 from popstream.consumer import Consumer
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
@@ -69,6 +71,8 @@ DRAIN_S_MAX = 300.0
 # The time to the first answer of a job that was killed: the last kill may be just before the end of the load.
 LAG_ZERO_S_MAX = 90.0
 RSS_MB_PER_MINUTE_MAX = 1.0
+FLOOR_S = 2 * TRIM_INTERVAL_S
+"""Of each such time the least memory counts: what a large micro-batch took goes back to the system once a minute."""
 # The heap has its size from the start; pages of it that are touched later would look like a leak for half an hour.
 JAVA_OPTIONS = "-XX:+AlwaysPreTouch"
 P99_RATIO_MAX = 1.2
@@ -299,6 +303,14 @@ def _file_counts(folder: JobFolder) -> dict[str, int]:
     return counts
 
 
+def _floors(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the least of each `FLOOR_S`, with its time."""
+    windows: dict[int, list[tuple[float, float]]] = {}
+    for at_s, value in points:
+        windows.setdefault(int(at_s // FLOOR_S), []).append((at_s, value))
+    return [min(found, key=operator.itemgetter(1)) for found in windows.values()]
+
+
 def _slope_per_minute(points: list[tuple[float, float]]) -> float:
     return statistics.linear_regression(*zip(*points, strict=True)).slope * 60 if len(points) > 2 else 0.0
 
@@ -322,10 +334,14 @@ def _minutes(samples: list[Sample]) -> list[str]:
     for sample in samples:
         minutes.setdefault(int(sample.at_s // 60), []).append(sample)
     return [
-        f"{minute}: Python {max(s.python_mb for s in seen):.0f} MB, JVM {max(s.jvm_mb for s in seen):.0f} MB,"
+        f"{minute}: Python {_range([s.python_mb for s in seen])} MB, JVM {_range([s.jvm_mb for s in seen])} MB,"
         f" micro-batches up to {max(s.micro_batch_ms for s in seen):.0f} ms, lag up to {max(s.ops_lag for s in seen)}"
         for minute, seen in minutes.items()
     ]
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.0f} to {max(values):.0f}"
 
 
 def _growth(counts: list[int]) -> float:
@@ -340,8 +356,9 @@ def _warm_up_s(calm_s: float) -> float:
 
 def _bounds(calm: list[Sample], watch: Watch) -> Iterator[tuple[str, float, float]]:
     """Yield (name, measured, bound)."""
-    yield "python_mb_per_minute", _slope_per_minute([(s.at_s, s.python_mb) for s in calm]), RSS_MB_PER_MINUTE_MAX
-    yield "jvm_mb_per_minute", _slope_per_minute([(s.at_s, s.jvm_mb) for s in calm]), RSS_MB_PER_MINUTE_MAX
+    for name in ("python_mb", "jvm_mb"):
+        floors = _floors([(sample.at_s, getattr(sample, name)) for sample in calm])
+        yield f"{name}_per_minute", _slope_per_minute(floors), RSS_MB_PER_MINUTE_MAX
     yield "descriptors_growth", _growth([sample.descriptors for sample in calm]), FILES_RATIO_MAX
     files = [counts for at_s, counts in watch.files if calm[0].at_s <= at_s <= calm[-1].at_s]
     for name in files[0]:
