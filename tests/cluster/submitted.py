@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -67,10 +68,14 @@ def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]
                 break
         else:
             raise AssertionError("".join(lines))
+        # It logs on: a driver whose log nobody reads waits for ever.
+        reader = threading.Thread(target=lines.extend, args=(driver.stdout,), daemon=True)
+        reader.start()
         try:
             yield driver
         finally:
             kill_tree(driver.pid)
+            reader.join()
 
 
 def popstream(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,41 +1,107 @@
 """Claim: `popstream submit` runs the job on a cluster: clients get their answers and the tables their rows; after a
-kill of its driver a new start goes on, and SIGTERM ends it with 0.
+kill of its driver or a lost disk a new start goes on; SIGTERM ends it with 0, and a second driver is refused.
 
 Method: a broker and a standalone cluster here; the command as a user runs it, with a settings file.
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
-from typing import TYPE_CHECKING
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
 
 from connectors.local_servers.process_tree import kill_tree
+from tests.cluster.conftest import driver_variables
 from tests.cluster.submitted import WAIT_S, ops, settings_file, started, submit_command
+from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from connectors.kafka.embedded import EmbeddedKafka
     from connectors.spark_cluster.standalone import StandaloneCluster
 
 QUEUE = {"topic": "orders", "queue_id": 0}
+DECLARE = {"type": "declare", **QUEUE, "topic_id": "T"}
+DISPATCH = {"type": "dispatch", **QUEUE, "ranges": [{"first": 0, "last": 9}]}
+POP = {"type": "pop", **QUEUE, "group": "billing", "max_messages": 4, "invisible_time_ms": 600_000}
 
 
-def test_the_job_answers_after_a_killed_driver_and_ends_with_zero(
+class Place(NamedTuple):
+    """A job that can be submitted: its command, and the options of `popstream ops` for it."""
+
+    command: list[str]
+    asked: list[str]
+
+
+@pytest.fixture
+def place(
     tmp_path: Path, kafka: EmbeddedKafka, cluster: StandaloneCluster, unpacked_environment: str, topic_prefix: str
-) -> None:
+) -> Place:
     settings = settings_file(tmp_path, kafka.bootstrap_servers, topic_prefix)
-    command = submit_command(settings, f"file://{tmp_path}/state", cluster, unpacked_environment)
-    declare = {"type": "declare", **QUEUE, "topic_id": "T"}
-    dispatch = {"type": "dispatch", **QUEUE, "ranges": [{"first": 0, "last": 9}]}
-    pop = {"type": "pop", **QUEUE, "group": "billing", "max_messages": 4, "invisible_time_ms": 600_000}
-    asked = ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", topic_prefix]
-    with started(command, tmp_path) as driver:
-        declared, dispatched, popped = ops(asked, declare, dispatch, pop)
+    return Place(
+        submit_command(settings, f"file://{tmp_path}/state", cluster, unpacked_environment),
+        ["--bootstrap-servers", kafka.bootstrap_servers, "--prefix", topic_prefix],
+    )
+
+
+def local_disks(executor_pid: int) -> list[Path]:
+    """The folders for temporary files of an executor, its state stores among them."""
+    variables = Path(f"/proc/{executor_pid}/environ").read_bytes().split(b"\0")
+    pairs = (each.partition(b"=") for each in variables)
+    (disks,) = (value for name, _, value in pairs if name == b"SPARK_EXECUTOR_DIRS")
+    return [Path(disk) for disk in disks.decode().split(":")]
+
+
+def test_the_job_answers_after_a_killed_driver_and_ends_with_zero(place: Place, tmp_path: Path) -> None:
+    with started(place.command, tmp_path) as driver:
+        declared, dispatched, popped = ops(place.asked, DECLARE, DISPATCH, POP)
         assert (declared["reason"], dispatched["reason"], popped["messages"]) == ("OK", "OK", [[0, 3, 1]])
         kill_tree(driver.pid)
-    with started(command, tmp_path) as driver:
-        assert ops(asked, pop)[0]["messages"] == [[4, 7, 1]]
+    with started(place.command, tmp_path) as driver:
+        assert ops(place.asked, POP)[0]["messages"] == [[4, 7, 1]]
         driver.send_signal(signal.SIGTERM)
         assert driver.wait(WAIT_S) == 0
     assert list((tmp_path / "state" / "tables" / "operations" / "_delta_log").glob("*.json"))
+
+
+def test_a_second_driver_is_refused_and_takes_over_when_it_is_told_to(place: Place, tmp_path: Path) -> None:
+    with started(place.command, tmp_path) as first:
+        ops(place.asked, DECLARE, DISPATCH)
+        second = subprocess.run(
+            place.command,
+            env=driver_variables(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert second.returncode == 2, second.stderr
+        assert "Stop it first" in second.stdout
+        assert "Traceback" not in second.stdout + second.stderr
+        assert ops(place.asked, POP)[0]["messages"] == [[0, 3, 1]], "the first one goes on"
+        with started([*place.command, "--take-over"], tmp_path):
+            assert first.wait(WAIT_S) == 2
+            assert ops(place.asked, POP)[0]["messages"] == [[4, 7, 1]]
+
+
+def test_executors_that_lose_their_disks_cost_no_decision(
+    place: Place, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """The state is in the checkpoint; a supervisor starts the job again, which gets new executors."""
+    with started(place.command, tmp_path) as driver:
+        ops(place.asked, DECLARE, DISPATCH, POP)
+        disks = {disk for pid in cluster.executor_pids() for disk in local_disks(pid)}
+        assert disks
+        for disk in disks:
+            shutil.rmtree(disk)
+        with ThreadPoolExecutor(1) as client:
+            asked = client.submit(ops, place.asked, POP)
+            wait_for(lambda: driver.poll() is not None, patience_s=WAIT_S)
+            assert driver.poll() == 1, "its tasks have failed as often as they may"
+            with started(place.command, tmp_path):
+                assert asked.result(WAIT_S)[0]["messages"] == [[4, 7, 1]]
