@@ -2,10 +2,9 @@
 
 import contextlib
 import functools
-import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import msgspec
@@ -23,14 +22,22 @@ from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit.audit_query import AuditQuery, begins_now
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
-from pipelines.cluster.checkpoint_layout import AUDIT, audit_checkpoint, decide_checkpoint, units_checkpoint
-from pipelines.cluster.committed import Committed, last_committed
+from pipelines.cluster.checkpoint_layout import (
+    AUDIT,
+    BUILD_UNITS,
+    DECIDE_OPS,
+    audit_checkpoint,
+    decide_checkpoint,
+    units_checkpoint,
+)
+from pipelines.cluster.committed import Committed, last_committed, micro_batches_in
 from pipelines.cluster.deadline_ticker import DeadlineTicker, publish_deadlines
 from pipelines.cluster.decide.decide_query import start_decide_query
 from pipelines.cluster.decide.repeated_starts import noted_micro_batch
 from pipelines.cluster.decide.shard import ShardSettings
 from pipelines.cluster.decide.shard_attempts import dead_records
 from pipelines.cluster.decide.shard_rows import DEADLINES_MAP, deadlines_of
+from pipelines.cluster.held_back_query import HeldBackQuery
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.migration.stored_state import rows_of_checkpoint
 from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginning_of
@@ -141,9 +148,10 @@ class ClusterJob:
             self._publish_deadlines(identity, committed, internal)
             # Before what sends it rows, and so stopped after it: what has been sent then is written.
             audit = self._start_audit(identity, tables)
-            self._start_deciding(identity, committed, results, internal)
-            self._start_message_queues(identity, internal)
             retention = self._audit_retention(identity, internal[self.internal.audit])
+            retention.look()
+            self._start_deciding(identity, results, internal, retention)
+            self._start_message_queues(identity, internal, retention)
             watch = self._watch_of_driver(ops, committed, ownership, audit, retention)
             self._start_ticker(ops.partition_count, watch)
             self._serve(watch)
@@ -226,18 +234,20 @@ class ClusterJob:
     def _start_deciding(
         self,
         identity: CheckpointIdentity,
-        committed: Committed,
         results: TopicFacts,
         internal: Mapping[str, TopicFacts],
+        retention: AuditRetention,
     ) -> None:
         deciding = decide_checkpoint(self.cluster.checkpoint)
         partitions = self._state_partitions(deciding)
-        noted = noted_micro_batch(self._spark, deciding, committed.spark_batch_id)
-        settings = self._shard_settings(identity, results.partition_count, partitions, noted)
-        dead = dead_records(self.connection, self.internal.attempts, identity.state_epoch)
         cores = min(self.cluster.tasks, CORES_COUNTED_MAX)
-        self._watch(
-            start_decide_query(
+
+        def start() -> StreamingQuery:
+            committed = max(micro_batches_in(self._spark, f"{deciding}/commits"), default=-1)
+            noted = noted_micro_batch(self._spark, deciding, committed)
+            settings = self._shard_settings(identity, results.partition_count, partitions, noted)
+            dead = dead_records(self.connection, self.internal.attempts, identity.state_epoch)
+            return start_decide_query(
                 self._spark,
                 self.connection,
                 settings._replace(dead=dead),
@@ -249,7 +259,8 @@ class ClusterJob:
                 checkpoint=deciding,
                 beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
             )
-        )
+
+        self._keep(DECIDE_OPS, start, retention)
 
     def _start_audit(self, identity: CheckpointIdentity, tables: TableLocations) -> KeptQuery:
         """Start the query that writes rows; while Delta or its place is away, they wait in the audit topic."""
@@ -352,7 +363,9 @@ class ClusterJob:
         self._stack.callback(ownership.release)
         ownership.take(identity.epochs, take_over=self._take_over)
 
-    def _start_message_queues(self, identity: CheckpointIdentity, internal: dict[str, TopicFacts]) -> None:
+    def _start_message_queues(
+        self, identity: CheckpointIdentity, internal: dict[str, TopicFacts], retention: AuditRetention
+    ) -> None:
         if not self.settings.message_globs:
             return
         queues = MessageQueues(
@@ -365,9 +378,7 @@ class ClusterJob:
             tasks=self.cluster.tasks,
             on_failure=self._end.fail_unless_stopping,
         )
-        query = queues.start()
-        self._stack.callback(queues.stop)
-        self._watch(query)
+        self._keep(BUILD_UNITS, queues.start, retention, queues.stop)
 
     def _start_ticker(self, ops_partitions: int, watch: DriverWatch) -> None:
         if self.settings.ticks:
@@ -391,13 +402,19 @@ class ClusterJob:
         if listeners := listeners_of(self.settings, self.answers, registry, watch.not_ready_reasons):
             self._stack.enter_context(HttpServer(listeners))
 
-    def _watch(self, query: StreamingQuery) -> None:
-        self._stack.callback(self._queries.end, self._queries.add(query))
-        threading.Thread(target=self._await, args=(query,), name="query-watch", daemon=True).start()
+    def _keep(
+        self,
+        name: str,
+        start: Callable[[], StreamingQuery],
+        retention: AuditRetention,
+        after_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start a query that the job needs, and that waits while what it sends could be lost before it is written."""
+        query = HeldBackQuery(name, start, lambda: retention.holds_back, self._queries, self._end_with, after_stop)
+        query.start()
+        self._stack.callback(query.stop)
 
-    def _await(self, query: StreamingQuery) -> None:
-        try:
-            query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - py4j raises errors of many types; the job has ended either way
+    def _end_with(self, error: BaseException | None) -> None:
+        if error is not None:
             self._end.fail_unless_stopping(error)
         self._end.set()

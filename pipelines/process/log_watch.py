@@ -51,20 +51,26 @@ class StallClock:
 
 
 def due_offsets(
-    consumer: KafkaConsumer, end: Mapping[TopicPartition, int], keeps_ms: int | None, now_ms: float
+    consumer: KafkaConsumer,
+    end: Mapping[TopicPartition, int],
+    keeps_ms: int | None,
+    now_ms: float,
+    *,
+    share: float = 0.5,
 ) -> dict[TopicPartition, int]:
-    """Return the first offsets that are younger than half of the retention of their topic.
+    """Return the first offsets that are younger than a share of the retention of their topic.
 
     Args:
         consumer: Asks Kafka.
         end: The ends of the partitions.
         keeps_ms: The retention; None: for ever, and nothing is due.
         now_ms: The time.
+        share: The share of the retention.
     """
-    half_ago_ms = now_ms - (float("inf") if keeps_ms is None else keeps_ms) / 2
-    if half_ago_ms < 0:
+    due_ms = now_ms - (float("inf") if keeps_ms is None else keeps_ms) * share
+    if due_ms < 0:
         return {}
-    asked = dict.fromkeys(end, int(half_ago_ms))
+    asked = dict.fromkeys(end, int(due_ms))
     younger = consumer.offsets_for_times(asked, timeout_ms=REQUEST_TIMEOUT_S * 1000)
     return {at: end[at] if first is None else first.offset for at, first in younger.items()}
 

@@ -29,7 +29,7 @@ __all__ = ["MessageQueues"]
 
 
 class MessageQueues:
-    """Makes the messages of the chosen topics poppable, from `start` to `stop` or a failure.
+    """Makes the messages of the chosen topics poppable, from `start` to `stop` or a failure, and so again.
 
     Args:
         spark: The session.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import structlog
 from kafka import KafkaConsumer, TopicPartition
 
+from connectors.kafka.kafka_errors import kafka_errors
 from connectors.kafka.topic_admin import TopicFacts, retention_ms
 from pipelines.loops.periodic import Periodic
 from pipelines.process.log_watch import REQUEST_TIMEOUT_S, due_offsets
@@ -17,6 +18,9 @@ __all__ = ["AuditRetention"]
 _log = structlog.get_logger(__name__)
 
 INTERVAL_S = 60.0
+TOLD_SHARE, HELD_BACK_SHARE = 0.5, 0.75
+"""Shares of the retention after which an entry that waits is told of, and holds back all decisions: in the rest of it
+somebody brings Delta back, or lets Kafka keep more."""
 
 
 class AuditRetention:
@@ -29,6 +33,7 @@ class AuditRetention:
 
     Attributes:
         overdue: Offsets that were not written and older than half of the topic's retention when Kafka was asked last.
+        holds_back: Whether one of them was older than three quarters of it: then nothing more is to be decided.
     """
 
     def __init__(
@@ -38,10 +43,11 @@ class AuditRetention:
         self._audit = audit
         self._written = written
         self.overdue = 0
+        self.holds_back = False
         self._looking = Periodic("audit-retention", INTERVAL_S, self.look)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, which looks after a minute."""
         self._looking.start()
 
     def stop(self) -> None:
@@ -53,23 +59,39 @@ class AuditRetention:
         """What to do before rows are lost; None: nothing."""
         if not self.overdue:
             return None
+        held_back = "; some are older than three quarters of it, and nothing is decided" if self.holds_back else ""
         return (
             f"{self.overdue:,} entries of {self._audit.name} are older than half of its retention and not written to"
-            " the tables or the dead-letter topic: raise its retention.ms until they are"
+            f" the tables or the dead-letter topic{held_back}: raise its retention.ms until they are"
         )
 
     def look(self) -> None:
-        """Ask Kafka. Raises errors of Kafka, and of the place of the checkpoint."""
+        """Ask Kafka.
+
+        Raises:
+            Corrupt: The checkpoint does not say what is written.
+            Invalid: The settings of the topic may not be read.
+            Unavailable: Kafka or the place of the checkpoint does not answer.
+        """
         keeps_ms = retention_ms(self._connection, self._audit.name)
         written = self._written()
         options = self._connection.for_kafka_python()
-        with contextlib.closing(KafkaConsumer(**options, enable_auto_commit=False)) as consumer:
-            partitions = [TopicPartition(self._audit.name, number) for number in range(self._audit.partition_count)]
-            end = consumer.end_offsets(partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
-            due = due_offsets(consumer, end, keeps_ms, time.time() * 1000)
-        before = self.overdue
-        self.overdue = sum(max(0, offset - written.get(at.partition, 0)) for at, offset in due.items())
-        if self.overdue and not before:
-            _log.warning("audit_overdue", records=self.overdue, retention_ms=keeps_ms)
-        if before and not self.overdue:
+        with (
+            kafka_errors(f"{self._audit.name} cannot be read", self._audit.name),
+            contextlib.closing(KafkaConsumer(**options, enable_auto_commit=False)) as consumer,
+        ):
+            overdue, holding_back = (
+                self._waiting(consumer, written, keeps_ms, share) for share in (TOLD_SHARE, HELD_BACK_SHARE)
+            )
+        if overdue and not self.overdue:
+            _log.warning("audit_overdue", records=overdue, retention_ms=keeps_ms)
+        if self.overdue and not overdue:
             _log.info("audit_no_longer_overdue")
+        self.overdue, self.holds_back = overdue, bool(holding_back)
+
+    def _waiting(self, consumer: KafkaConsumer, written: Mapping[int, int], keeps_ms: int | None, share: float) -> int:
+        """Return how many offsets are not written and older than a share of the retention."""
+        partitions = [TopicPartition(self._audit.name, number) for number in range(self._audit.partition_count)]
+        end = consumer.end_offsets(partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
+        due = due_offsets(consumer, end, keeps_ms, time.time() * 1000, share=share)
+        return sum(max(0, offset - written.get(at.partition, 0)) for at, offset in due.items())

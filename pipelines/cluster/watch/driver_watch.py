@@ -66,6 +66,7 @@ class DriverWatch:
         self._spark = spark
         self._connection = connection
         self._prefix = settings.topic_prefix
+        self._ops_partitions = ops.partition_count
         self._checkpoint = checkpoint
         self._tables = tables
         self._owner = owner
@@ -93,7 +94,12 @@ class DriverWatch:
         return [query for query in self._spark.streams.active if query.name in {DECIDE_OPS, AUDIT, BUILD_UNITS}]
 
     def shards_behind(self) -> set[int]:
-        """Return the shards of which the last micro-batch of the deciding query has left records unread."""
+        """Return the shards of which the last micro-batch of the deciding query has left records unread.
+
+        All of them while nothing is decided: their ticks would wait as well.
+        """
+        if self._retention.holds_back:
+            return set(range(self._ops_partitions))
         deciding = self.progress.last.get(DECIDE_OPS)
         return set() if deciding is None else {partition for partition, lag in deciding.lags.items() if lag}
 

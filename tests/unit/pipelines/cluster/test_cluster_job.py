@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -96,7 +97,8 @@ def test_a_first_start_that_cannot_write_its_checkpoint_leaves_the_prefix_as_it_
 def test_a_job_whose_jvm_has_ended_stops_and_says_what_ended_it(job: ClusterJob) -> None:
     stopped: list[str] = []
     job._stack.callback(stopped.append, "first started")
-    job._watch(StreamingQuery(JavaObject("o1", ended_jvm()._gateway_client)))
+    retention: Any = SimpleNamespace(holds_back=False)
+    job._keep("decide_ops", lambda: StreamingQuery(JavaObject("o1", ended_jvm()._gateway_client)), retention)
     assert job.wait(60)
     job.stop()
     assert isinstance(job.failure, SparkError)
