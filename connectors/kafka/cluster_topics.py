@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from connectors.kafka.topic_admin import BROKER_DEFAULT, NewTopic, open_admin
+from connectors.kafka.topic_admin import BROKER_DEFAULT, FOREVER, NewTopic, open_admin
 from popstream.topics.access_rights import require_rights
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
@@ -71,7 +71,12 @@ def ensure_cluster_topics(
     require_rights(connection, "popstream-topics", used)
     split = {topics.audit, topics.queue_log}
     policies = {name: "delete" if name in split else "compact" for name in topics.names}
-    passing = {"retention.ms": str(7 * _DAY_MS), "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX)}
+    passing = {
+        "retention.ms": str(7 * _DAY_MS),
+        # Or the broker's default could delete what waits, whatever its age.
+        "retention.bytes": str(FOREVER),
+        "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX),
+    }
     with open_admin(connection) as admin:
         existing = admin.describe(topics.names)
         settings = {

@@ -102,6 +102,9 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
         assert retention._written().keys() == set(range(job.cluster.audit_partitions))
         retention.look()
         assert retention.overdue == 0
+        with open_admin(job.connection) as admin:
+            audit = admin.configs([job.internal.audit])[job.internal.audit]
+        assert audit["retention.bytes"] == "-1", "no default of the broker deletes what waits"
         with pytest.raises(Invalid, match="belongs to another state"):
             job_of(cluster_spark, kafka, topic_prefix, tmp_path / "other").start()
     # The same state goes on.
