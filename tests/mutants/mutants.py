@@ -676,8 +676,15 @@ MUTANTS = [
         "holder_named_after_the_end",
         "tables.md, deliveries: client_id is who took the step, or who held the lease that ended",
         "kernel/context/audit_trail.py",
-        "        if client_id is None and delivery.state == _LEASED and step != DeliveryStep.LEASED:\n",
-        "        if client_id is None and step != DeliveryStep.LEASED:\n",
+        " = client_id is None and delivery.state == _LEASED and step != DeliveryStep.LEASED\n",
+        " = client_id is None and step != DeliveryStep.LEASED\n",
+    ),
+    Mutant(
+        "row_of_a_lease_takes_in_its_neighbour",
+        "tables.md, deliveries: client_id is who took the step, or who held the lease that ended",
+        "kernel/context/audit_trail.py",
+        " and by == self._step_by",
+        "",
     ),
     Mutant(
         "id_of_a_client_forgotten_with_its_first_page",

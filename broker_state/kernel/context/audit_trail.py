@@ -59,6 +59,7 @@ class AuditTrail:
         "_deliveries",
         "_operations",
         "_order_info",
+        "_step_by",
         "_step_end",
         "admin_key",
         "client_id",
@@ -101,6 +102,8 @@ class AuditTrail:
         self._order_info = 0
         self._step_end = -1
         """End of the range of the last row of `deliveries`, if it is of this record."""
+        self._step_by: tuple[str | None, int] = (None, 0)
+        """Whom that row names: the client that took the step, or the hash of the one that held the lease."""
 
     @property
     def delivery_rows(self) -> int:
@@ -218,7 +221,9 @@ class AuditTrail:
         at = self.now_ms if at_ms is None else at_ms
         deadline_ms = delivery.deadline_ms or None
         group = lane.record.group
-        if first == self._step_end:
+        is_named_by_lease = client_id is None and delivery.state == _LEASED and step != DeliveryStep.LEASED
+        by = (client_id, delivery.client if is_named_by_lease else 0)
+        if first == self._step_end and by == self._step_by:
             row = deliveries[-1]
             before = (row.group, row.step, row.epoch, row.revision, row.attempt, row.at_ms, row.deadline_ms, row.cause)
             facts = (group, step, delivery.epoch, delivery.revision, delivery.attempt, at, deadline_ms, cause)
@@ -226,8 +231,8 @@ class AuditTrail:
                 deliveries[-1] = row._replace(last_offset=end - 1)
                 self._step_end = end
                 return
-        self._step_end = end
-        if client_id is None and delivery.state == _LEASED and step != DeliveryStep.LEASED:
+        self._step_end, self._step_by = end, by
+        if is_named_by_lease:
             client_id = lane.client_id(delivery.client)
         deliveries.append(
             _new(

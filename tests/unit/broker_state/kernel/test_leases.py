@@ -246,6 +246,16 @@ def test_a_step_names_the_client_that_took_it_or_else_the_client_that_held_the_l
     assert {steps[step] for step in (("dead_lettered", 2), ("expired", 1), ("dead_lettered", 3))} == {"holder"}
 
 
+def test_neighbours_of_which_one_was_leased_have_rows_of_their_own() -> None:
+    lab = LaneLab(written=2)
+    handle = lab.pop(2, client_id="holder").handle or ""
+    entries = [ChangeEntry(0, [(0, 0)], 1_000), ChangeEntry(0, [(1, 1)], 1_000, release="back_off")]
+    lab.do(ChangeInvisible(**QUEUE, handles=[HandleRef(GROUP, handle)], entries=entries))
+    lab.ack(handle, (0, 1))
+    rows = [(row.step, row.first_offset, row.last_offset, row.client_id) for row in lab.decision.deliveries]
+    assert rows == [("acked", 0, 0, "holder"), ("acked", 1, 1, None)]
+
+
 @pytest.mark.parametrize("order", [False, True], ids=["concurrent", "orderly"])
 def test_the_ids_of_clients_are_kept_as_long_as_they_may_hold_leases(*, order: bool) -> None:
     lab = LaneLab(written=300)
