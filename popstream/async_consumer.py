@@ -197,10 +197,14 @@ class AsyncConsumer(Generic[Body]):
             self._consumer.stop()
             try:
                 await _wait(workers, deadline_s)
-                await _wait({asyncio.wrap_future(settling) for settling in list(self._settling)}, deadline_s)
+                await self._settled(deadline_s)
             finally:
                 left_ms = round(left_s(deadline_s) * 1000)
                 await self._threads.run(partial(self._consumer.close, release=release, timeout_ms=left_ms))
+
+    async def _settled(self, deadline_s: float | None = None) -> None:
+        """Wait until the threads that settle have handed over what handlers were done with."""
+        await _wait({asyncio.wrap_future(settling) for settling in list(self._settling)}, deadline_s)
 
     def _require_not_closed(self) -> None:
         if self._closing is not None:
@@ -222,6 +226,7 @@ class AsyncConsumer(Generic[Body]):
                         worker = group.create_task(self._work(feed, handler))
                         self._workers.add(worker)
                         worker.add_done_callback(self._workers.discard)
+                await self._settled()
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from None  # all workers meet the same error
             finally:
@@ -254,9 +259,9 @@ class AsyncConsumer(Generic[Body]):
                     feed.finish(left)
 
 
-async def _wait(futures: set[asyncio.Future[None]], deadline_s: float) -> None:
+async def _wait(futures: set[asyncio.Future[None]], deadline_s: float | None) -> None:
     if futures:
-        await asyncio.wait(futures, timeout=left_s(deadline_s))
+        await asyncio.wait(futures, timeout=None if deadline_s is None else left_s(deadline_s))
 
 
 def _is_being_cancelled() -> bool:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Never
 
 import pytest
 
-from popstream import AsyncConsumer, ClientClosed, Message, Refused
+from popstream import AsyncConsumer, ClientClosed, Message, Refused, Reject
+from popstream.pop.subscription import Subscription
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Cancel, Pop
+from popstream.wire.command import Reject as RejectCommand
 from tests.support.held_back_job import HeldBackJob
 from tests.support.slow_opening import SlowOpening, close_while_it_opens
 
@@ -105,6 +107,30 @@ def test_a_handler_in_many_tasks(job: MemoryJob) -> None:
     assert sorted(done) == sorted(b"%d-%d" % (queue_id, number) for queue_id in range(2) for number in range(10))
     assert max(at_once) == 5
     assert left_of(job) == []
+
+
+def test_a_run_that_has_ended_has_handed_over_what_its_handlers_gave_up(
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = Subscription.fail
+
+    def fail_late(subscription: Subscription, messages: Sequence[Message], error: BaseException) -> None:
+        time.sleep(0.3)
+        settle(subscription, messages, error)
+
+    monkeypatch.setattr(Subscription, "fail", fail_late)
+
+    async def main(consumer: AsyncConsumer) -> None:
+        async def handle(_: Message) -> Never:
+            consumer.stop()
+            raise Reject("no such customer")
+
+        await consumer.run(handle)
+
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        asyncio.run(main(AsyncConsumer.of(consumer)))
+        consumer.flush()
+        assert any(isinstance(record, RejectCommand) for record in job.records)
 
 
 def test_what_a_cancelled_run_had_at_hand_goes_back(job: MemoryJob) -> None:
