@@ -6,12 +6,13 @@ from typing import Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-__all__ = ["JVM_ERRORS", "LINE_MAX", "first_line", "java_text"]
+__all__ = ["JVM_ERRORS", "first_line", "java_text"]
 
 JVM_ERRORS: Final = (Py4JError, ConnectionRefusedError)
 """What a call into a JVM raises. The second one: the JVM has ended, and py4j connects anew for the call."""
 
-LINE_MAX: Final = 500
+_LINE_MAX: Final = 500
+_TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 def java_text(error: BaseException) -> str:
@@ -23,10 +24,15 @@ def java_text(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of that text, of 500 characters at most.
+    r"""Return the first line of that text, or that of the error of Python that is behind it; 500 characters at most.
+
+    Where Spark had called code of this project, its own first line says only that a traceback follows.
 
     >>> first_line(ValueError("no such folder\nat java.io")), first_line(ValueError())
     ('no such folder', 'it gave no reason')
     """
-    first, *_ = java_text(error).strip().splitlines() or ["it gave no reason"]
-    return first[:LINE_MAX]
+    text = java_text(error)
+    _, traceback, raised = text.rpartition(_TRACEBACK)
+    of_python = [line for line in raised.splitlines() if line[:1].strip()] if traceback else []
+    first, *_ = of_python or text.strip().splitlines() or ["it gave no reason"]
+    return first[:_LINE_MAX]

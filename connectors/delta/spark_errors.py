@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from connectors.delta.table_damage import damage_in
-from connectors.java_errors import JVM_ERRORS, LINE_MAX, first_line, java_text
+from connectors.java_errors import JVM_ERRORS, first_line, java_text
 from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ SPARK_ERRORS: Final = (PySparkException, *JVM_ERRORS)
 
 _FILE_ERROR: Final = re.compile(r"READ_FILE|FileNotFound|no such file|parquet|checksum|corrupt|compress", re.IGNORECASE)
 """In the text of an error that may come from the content of a file."""
-
-
-_TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 class SparkError(PopstreamError):
@@ -62,15 +59,5 @@ def spark_errors_kept() -> Iterator[None]:
 
 
 def spark_text(error: BaseException) -> str:
-    """Return the first line of an error of Spark, or that of the error of Python that is behind it."""
-    return f"Spark failed ({type(error).__name__}): {_raised_by_python(error) or first_line(error)}"
-
-
-def _raised_by_python(error: BaseException) -> str | None:
-    """Return what ended code of this project that Spark had called: Spark's text has it after its last traceback.
-
-    Spark's own first line says only that there is a traceback.
-    """
-    _, traceback, raised = java_text(error).rpartition(_TRACEBACK)
-    own_lines = (line for line in raised.splitlines() if line.strip() and not line[0].isspace())
-    return next(own_lines, "")[:LINE_MAX] if traceback else None
+    """Return the first line of an error of Spark."""
+    return f"Spark failed ({type(error).__name__}): {first_line(error)}"
