@@ -80,8 +80,12 @@ class AuditRetention:
             kafka_errors(f"{self._audit.name} cannot be read", self._audit.name),
             contextlib.closing(KafkaConsumer(**options, enable_auto_commit=False)) as consumer,
         ):
+            partitions = [TopicPartition(self._audit.name, number) for number in range(self._audit.partition_count)]
+            end = consumer.end_offsets(partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
+            now_ms = time.time() * 1000
             overdue, holding_back = (
-                self._waiting(consumer, written, keeps_ms, share) for share in (TOLD_SHARE, HELD_BACK_SHARE)
+                _unwritten(written, due_offsets(consumer, end, keeps_ms, now_ms, share=share))
+                for share in (TOLD_SHARE, HELD_BACK_SHARE)
             )
         if overdue and not self.overdue:
             _log.warning("audit_overdue", records=overdue, retention_ms=keeps_ms)
@@ -89,9 +93,7 @@ class AuditRetention:
             _log.info("audit_no_longer_overdue")
         self.overdue, self.holds_back = overdue, bool(holding_back)
 
-    def _waiting(self, consumer: KafkaConsumer, written: Mapping[int, int], keeps_ms: int | None, share: float) -> int:
-        """Return how many offsets are not written and older than a share of the retention."""
-        partitions = [TopicPartition(self._audit.name, number) for number in range(self._audit.partition_count)]
-        end = consumer.end_offsets(partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
-        due = due_offsets(consumer, end, keeps_ms, time.time() * 1000, share=share)
-        return sum(max(0, offset - written.get(at.partition, 0)) for at, offset in due.items())
+
+def _unwritten(written: Mapping[int, int], due: Mapping[TopicPartition, int]) -> int:
+    """Return how many offsets below these are not written."""
+    return sum(max(0, offset - written.get(at.partition, 0)) for at, offset in due.items())
