@@ -57,8 +57,8 @@ class HeldBackQuery:
     def stop(self) -> None:
         """Stop both."""
         self._stopping.set()
-        if self._query is not None:
-            self._queries.end(self._query)
+        if (query := self._query) is not None:  # the thread may be stopping it as well
+            self._queries.end(query)
         self._thread.join(STOP_S)
         self._after_stop()
 
