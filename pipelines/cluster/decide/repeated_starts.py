@@ -8,6 +8,7 @@ counts its starts, and from the third one on such a micro-batch is decided with 
 import msgspec
 from pyspark.sql import SparkSession
 
+from pipelines.cluster.committed import micro_batches_in
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.decode_errors import DECODE_ERRORS
 
@@ -33,8 +34,7 @@ def noted_micro_batch(spark: SparkSession, query_checkpoint: str, committed: int
     Raises:
         Unavailable: The place cannot be reached.
     """
-    planned = [int(name) for name in HadoopFile(spark, f"{query_checkpoint}/offsets").names() if name.isdigit()]
-    spark_batch_id = max(planned, default=-1)
+    spark_batch_id = max(micro_batches_in(spark, f"{query_checkpoint}/offsets"), default=-1)
     if spark_batch_id <= committed:
         return None
     file = HadoopFile(spark, f"{query_checkpoint}-starts.json")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pyspark import TaskContext
 
+from pipelines.cluster import committed
 from pipelines.cluster.decide import repeated_starts, shard_processor
 from pipelines.cluster.decide.repeated_starts import noted_micro_batch
 from pipelines.cluster.decide.shard_processor import ShardProcessor
@@ -44,9 +45,10 @@ def test_the_third_start_with_a_micro_batch_decides_it_with_notes(monkeypatch: p
             files.content[self.url] = content
 
     monkeypatch.setattr(repeated_starts, "HadoopFile", File)
+    monkeypatch.setattr(committed, "HadoopFile", File)
 
-    def start(committed: int) -> int | None:
-        return noted_micro_batch(NO_SPARK, "/state/decide_ops", committed)
+    def start(last_committed: int) -> int | None:
+        return noted_micro_batch(NO_SPARK, "/state/decide_ops", last_committed)
 
     assert [start(1) for _ in range(4)] == [None] * 4, "all that was planned is committed"
     assert not files.content
