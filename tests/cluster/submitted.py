@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from connectors.spark_cluster.standalone import StandaloneCluster
 
-__all__ = ["WAIT_S", "ops", "popstream", "settings_file", "started", "submit_command"]
+__all__ = ["WAIT_S", "ops", "popstream", "run", "settings_file", "started", "submit_command"]
 
 WAIT_S = 600
 
@@ -80,8 +80,14 @@ def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]
 
 def popstream(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     """Run another command."""
+    return run([sys.executable, "-m", "popstream", *arguments], text=text)
+
+
+def run(command: list[str], *, folder: Path | None = None, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in a folder of its own if one is given."""
     return subprocess.run(
-        [sys.executable, "-m", "popstream", *arguments],
+        command,
+        cwd=folder,
         input=text,
         env=driver_variables(),
         capture_output=True,

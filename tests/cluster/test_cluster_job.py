@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -16,20 +15,18 @@ from connectors.delta.log.table_log import require_table_log
 from connectors.delta.row_totals import WrittenTotals
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.kafka.cluster_topics import ClusterTopics
-from connectors.kafka.topic_admin import create_message_topic, open_admin
+from connectors.kafka.topic_admin import open_admin
 from pipelines.cluster.checkpoint_identity import stored_identity, write_identity
-from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
-from pipelines.job_settings import JobSettings
 from popstream import Consumer, Producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
+from tests.cluster.job_here import LIMIT_S, job_of, orders, until
 from tests.support.processes.up_process import run_for
 from tests.support.written_rows import unequal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -38,28 +35,6 @@ if TYPE_CHECKING:
     from popstream.message import Message
 
 MESSAGES = 60
-LIMIT_S = 120.0
-
-
-def until(holds: Callable[[], bool], job: ClusterJob) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert job.failure is None, job.failure
-        assert time.monotonic() < deadline_s, "it takes too long"
-        time.sleep(0.1)
-
-
-def job_of(spark: SparkSession, kafka: EmbeddedKafka, prefix: str, root: Path) -> ClusterJob:
-    settings = JobSettings(folder=root, topic_prefix=prefix, ops_partitions=2, results_partitions=2, flush_interval_s=1)
-    cluster = ClusterSettings(checkpoint=str(root / "state"), tables=str(root / "tables"))
-    return ClusterJob(settings, cluster, KafkaConnection(kafka.bootstrap_servers), spark)
-
-
-def orders(kafka: EmbeddedKafka, prefix: str, *, queues: int) -> tuple[str, dict[str, Any]]:
-    """Make a message topic; its name, and the options of clients that use it."""
-    topic = f"{prefix}.orders"
-    create_message_topic(KafkaConnection(kafka.bootstrap_servers), topic, queues)
-    return topic, {"bootstrap_servers": kafka.bootstrap_servers, "prefix": prefix}
 
 
 def test_messages_are_consumed_leases_end_and_the_tables_follow(

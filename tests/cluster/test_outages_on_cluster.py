@@ -11,7 +11,7 @@ from pipelines.cluster.checkpoint_layout import DECIDE_OPS
 from pipelines.cluster.watch import audit_retention
 from popstream import Consumer, Producer
 from popstream.wire.base_errors import Unavailable
-from tests.cluster.test_cluster_job import job_of, orders, until
+from tests.cluster.job_here import job_of, orders, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from connectors.local_servers.process_tree import kill_tree
-from tests.cluster.conftest import driver_variables
-from tests.cluster.submitted import WAIT_S, ops, settings_file, started, submit_command
+from tests.cluster.submitted import WAIT_S, ops, run, settings_file, started, submit_command
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -71,15 +69,7 @@ def test_the_job_answers_after_a_killed_driver_and_ends_with_zero(place: Place, 
 def test_a_second_driver_is_refused_and_takes_over_when_it_is_told_to(place: Place, tmp_path: Path) -> None:
     with started(place.command, tmp_path) as first:
         ops(place.asked, DECLARE, DISPATCH)
-        second = subprocess.run(
-            place.command,
-            env=driver_variables(),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
+        second = run(place.command, folder=tmp_path)
         assert second.returncode == 2, second.stderr
         assert "Stop it first" in second.stdout
         assert "Traceback" not in second.stdout + second.stderr

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Query"]
+if TYPE_CHECKING:
+    from pipelines.cluster.held_back_query import HeldBackQuery
+    from pipelines.cluster.kept_query import KeptQuery
+
+__all__ = ["Query", "SlowStart"]
 
 
 class Query:
@@ -32,3 +36,28 @@ class Query:
 
     def stop(self) -> None:
         self._stopped.set()
+
+
+class SlowStart:
+    """Starts a query, which is not there before its keeper is being stopped."""
+
+    def __init__(self) -> None:
+        self._query = Query()
+        self._starts = threading.Event()
+        self._may_start = threading.Event()
+
+    def __call__(self) -> Any:
+        self._starts.set()
+        assert self._may_start.wait(60)
+        return self._query
+
+    def require_ended_by_stop(self, keeper: KeptQuery | HeldBackQuery) -> None:
+        """Stop the keeper while the query starts: it does not run on."""
+        assert self._starts.wait(60)
+        stopping = threading.Thread(target=keeper.stop)
+        stopping.start()
+        assert keeper._stopping.wait(60)
+        self._may_start.set()
+        stopping.join(60)
+        assert not self._query.isActive
+        assert not keeper._thread.is_alive()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from pipelines.cluster import held_back_query
 from pipelines.cluster.held_back_query import HeldBackQuery
 from pipelines.cluster.kept_query import RunningQueries
-from tests.support.spark_query import Query
+from tests.support.spark_query import Query, SlowStart
 from tests.support.wire import wait_for
 
 
@@ -103,23 +102,8 @@ def test_a_job_that_may_decide_no_more_goes_on_with_nothing() -> None:
 
 
 def test_a_query_that_starts_again_while_the_job_stops_is_ended() -> None:
-    scene = Scene(is_held_back=True)
-    starts, may_start = threading.Event(), threading.Event()
-    late = Query()
-
-    def start() -> Any:
-        starts.set()
-        assert may_start.wait(60)
-        return late
-
+    scene, start = Scene(is_held_back=True), SlowStart()
     query = HeldBackQuery("decide_ops", start, lambda: scene.is_held_back, scene.queries, scene.ends.append)
     query.start()
     scene.is_held_back = False
-    assert starts.wait(60)
-    stopping = threading.Thread(target=query.stop)
-    stopping.start()
-    assert query._stopping.wait(60)
-    may_start.set()
-    stopping.join(60)
-    assert not late.isActive
-    assert not query._thread.is_alive()
+    start.require_ended_by_stop(query)

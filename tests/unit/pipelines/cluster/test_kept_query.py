@@ -12,7 +12,7 @@ from pipelines.cluster import kept_query, ownership_guard
 from pipelines.cluster.kept_query import KeptQuery, RunningQueries
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from popstream.wire.base_errors import Unavailable
-from tests.support.spark_query import Query
+from tests.support.spark_query import Query, SlowStart
 from tests.support.wire import wait_for
 
 
@@ -88,23 +88,10 @@ def test_a_job_that_may_write_no_more_drains_nothing() -> None:
 
 
 def test_a_query_that_starts_while_the_job_stops_is_ended() -> None:
-    starts, may_start, query = threading.Event(), threading.Event(), Query()
-
-    def start() -> Any:
-        starts.set()
-        assert may_start.wait(60)
-        return query
-
+    start = SlowStart()
     kept = KeptQuery(start, start, "audit", RunningQueries())
     kept.start()
-    assert starts.wait(60)
-    stopping = threading.Thread(target=kept.stop)
-    stopping.start()
-    assert kept._stopping.wait(60)
-    may_start.set()
-    stopping.join(60)
-    assert not query.isActive
-    assert not kept._thread.is_alive()
+    start.require_ended_by_stop(kept)
 
 
 def test_a_job_that_may_decide_no_more_does_not_wait_for_the_end_of_a_micro_batch(
