@@ -39,7 +39,7 @@ class Query:
 
 
 class SlowStart:
-    """Starts a query, which is not there before its keeper is being stopped."""
+    """Starts a query, which is not there before its owner is being stopped."""
 
     def __init__(self) -> None:
         self._query = Query()
@@ -51,13 +51,13 @@ class SlowStart:
         assert self._may_start.wait(60)
         return self._query
 
-    def require_ended_by_stop(self, keeper: KeptQuery | HeldBackQuery) -> None:
-        """Stop the keeper while the query starts: it does not run on."""
+    def require_ended_by_stop(self, owner: KeptQuery | HeldBackQuery) -> None:
+        """Stop the owner while the query starts: it does not run on."""
         assert self._starts.wait(60)
-        stopping = threading.Thread(target=keeper.stop)
+        stopping = threading.Thread(target=owner.stop)
         stopping.start()
-        assert keeper._stopping.wait(60)
+        assert owner._stopping.wait(60)
         self._may_start.set()
         stopping.join(60)
         assert not self._query.isActive
-        assert not keeper._thread.is_alive()
+        assert not owner._thread.is_alive()
