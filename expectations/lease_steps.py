@@ -27,6 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from broker_state.audit import HANDLER_CAUSE
+from broker_state.kernel.lanes.orderly_lane import IDLE_MS
 from connectors.delta.views import ENDS_ERA
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ _LEASED, _CHANGED, _ACKED, _EXPIRED, _RELEASED, _DEAD_LETTERED, _EXPIRED_FROM_LO
 _DONE: Final = f"{_ACKED}, {_DEAD_LETTERED}, {_EXPIRED_FROM_LOG}"
 
 _ROW: Final = f"""
-    {LANE} AS lane, kafka_offset, ordinal, first_offset, last_offset + 1 AS end_offset, epoch, revision, attempt,
+    {LANE} AS lane, kafka_offset, ordinal, now_ms, first_offset, last_offset + 1 AS end_offset,
+    epoch, revision, attempt,
     CASE step WHEN 'leased' THEN {_LEASED} WHEN 'changed' THEN {_CHANGED} WHEN 'acked' THEN {_ACKED}
               WHEN 'expired' THEN {_EXPIRED} WHEN 'released' THEN {_RELEASED}
               WHEN 'dead_lettered' THEN {_DEAD_LETTERED} WHEN 'expired_from_log' THEN {_EXPIRED_FROM_LOG}
@@ -117,11 +119,14 @@ _HISTORIES: Final = """
     SELECT * EXCLUDE (is_concurrent), last_value(is_concurrent IGNORE NULLS) OVER history AS is_concurrent,
            lag(era) OVER history AS era_before, lag(step) OVER history AS step_before,
            lag(epoch) OVER history AS epoch_before, lag(revision) OVER history AS revision_before,
-           lag(attempt) OVER history AS attempt_before,
+           lag(attempt) OVER history AS attempt_before, lag(now_ms) OVER history AS now_ms_before,
            lag(kafka_offset) OVER history = kafka_offset AND lag(ordinal) OVER history = ordinal AS is_repeated
     FROM lease_pieces
     WINDOW history AS (PARTITION BY lane, segment ORDER BY kafka_offset, ordinal)
 """
+
+_COUNTS_ANEW: Final = f"(is_concurrent IS NOT TRUE AND attempt = 1 AND now_ms - now_ms_before > {IDLE_MS})"
+"""An orderly lane that was idle for so long has forgotten its counts."""
 
 _STEPS: Final = f"""
     SELECT lane, era, kafka_offset, ordinal, edge AS first_offset, edge + messages - 1 AS last_offset, rule,
@@ -138,7 +143,7 @@ _STEPS: Final = f"""
             WHEN step = {_LEASED} AND is_concurrent AND was IN ({_EXPIRED}, {_RELEASED})
                 AND attempt - attempt_before NOT BETWEEN (was = {_EXPIRED} AND revision_before = 0)::INT AND 1
                 THEN 'attempt'
-            WHEN step > {_LEASED} AND attempt <> attempt_before THEN 'attempt'
+            WHEN step > {_LEASED} AND attempt <> attempt_before AND NOT {_COUNTS_ANEW} THEN 'attempt'
             WHEN step = {_LEASED} AND revision <> 0 THEN 'revision'
             WHEN step > {_LEASED}
                 AND revision - revision_before <> (is_concurrent AND (step = {_CHANGED} OR is_change))::INT

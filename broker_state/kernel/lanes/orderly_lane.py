@@ -35,6 +35,7 @@ from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY
 from popstream.wire.reason import Reason
 
 __all__ = [
+    "IDLE_MS",
     "acked_within",
     "decide_in_order",
     "expire_members",
@@ -45,7 +46,8 @@ __all__ = [
     "settle_batch",
 ]
 
-_IDLE_MS = 24 * 60 * 60 * 1000
+IDLE_MS = 24 * 60 * 60 * 1000
+"""A lane without an operation for longer than this forgets the counts of its batch."""
 _FIRST_DELIVERY = Member(is_member=True)
 _ZERO_HEADER = Header(0, 0, 0)
 _SPANS_COST = 64
@@ -414,7 +416,7 @@ def note_operation(lane: LaneState, now_ms: int) -> None:
     """
     info = lane.order_info
     head = info.head
-    if head.member_count and now_ms - head.last_op_ms > _IDLE_MS:
+    if head.member_count and now_ms - head.last_op_ms > IDLE_MS:
         info.forget_counts()
     if now_ms > head.last_op_ms:
         head.last_op_ms = now_ms
