@@ -78,8 +78,8 @@ integration: environment ## tests with Spark and a real Kafka broker, the longes
 browser-test: environment ## the pages in a headless Chromium (CHROMIUM=/path/to/it), with screenshots in var/browser
 	@$(PYTEST) tests/browser
 
-bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends
-	@$(BIN)/python -m tests.benchmarks $(PART)
+bench: setup ## measure all, or PART=drain, or PART="kernel latency", REPEATS=3 for medians; results are written as each part ends
+	@$(BIN)/python -m tests.benchmarks $(PART) $(if $(REPEATS),--repeats $(REPEATS))
 
 bench-peers: setup ## popstream beside RocketMQ and Kafka share groups; PEERS="popstream rocketmq", WORKLOADS=loop, MESSAGES=20000, ROUNDS=1
 	@$(BIN)/python -m tests.benchmarks.peers $(PEERS) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \

@@ -12,6 +12,7 @@ if __name__ == "__main__":
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"measure only these: {', '.join(PARTS)}")
     parser.add_argument("--operations", type=int, default=2_000_000, help="operations to drain")
     parser.add_argument("--runs", type=int, default=5, help="repetitions of each kernel measurement")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each part, for medians")
     parser.add_argument("--seconds", type=int, default=60, help="length of each latency run")
     parser.add_argument("--var", type=Path, default=Path("var"), help="folder with the jars, and for results")
     chosen = parser.parse_args()
@@ -20,6 +21,7 @@ if __name__ == "__main__":
     written, failed = run_bench(
         operations=chosen.operations,
         runs=chosen.runs,
+        repeats=chosen.repeats,
         seconds=chosen.seconds,
         var=chosen.var.absolute(),
         parts=chosen.parts or PARTS,

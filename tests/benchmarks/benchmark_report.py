@@ -1,7 +1,8 @@
 """Runs the measurements and writes `var/bench/<time>.json`, with a key for each part, as each part ends.
 
 A part is measured by the function `measure_<part>`, in the module whose name begins with it, unless the table names
-another, in a process of its own. Parts below the line have a Kafka each; the ones before it need none.
+another, in a process of its own. Parts below the line have a Kafka each; the ones before it need none. With repeats
+each number is [median, least, greatest] of the runs, and the loads are those of each run.
 
 part          what is measured
 ------------  ---------------------------------------------------------------------------------------------------------
@@ -93,6 +94,7 @@ from tests.benchmarks.producer_speed import measure_producer
 from tests.benchmarks.protection import measure_protection
 from tests.benchmarks.redelivery import measure_redelivery
 from tests.benchmarks.redrive import measure_redrive
+from tests.benchmarks.repeated import merged
 from tests.benchmarks.size import measure_restart, measure_size
 from tests.benchmarks.snapshot_delay import measure_snapshot
 from tests.benchmarks.timeline import measure_timeline
@@ -147,6 +149,7 @@ def run_bench(
     *,
     operations: int = 2_000_000,
     runs: int = 5,
+    repeats: int = 1,
     seconds: int = 60,
     var: Path = Path("var"),
     parts: Sequence[str] = PARTS,
@@ -155,7 +158,8 @@ def run_bench(
     """Measure the chosen parts, and write the report anew after each; return its file and the parts that failed.
 
     A part that raises, or takes longer than LIMIT_S, is in the report as `{"failure": why}`, and the others follow.
-    The parameters are those of `BenchOptions`; `on_progress` can be pickled.
+    Each part is measured `repeats` times. The other parameters are those of `BenchOptions`; `on_progress` can be
+    pickled.
     """
     folder = var / "bench"
     work = folder / "work"
@@ -175,20 +179,25 @@ def run_bench(
     for name, measure in _MEASURES.items():
         if name not in parts:
             continue
-        on_progress(f"measuring {name}")
         options = BenchOptions(
             operations=operations, runs=runs, seconds=seconds, var=var, work=work / name, on_progress=on_progress
         )
-        options.work.mkdir(parents=True)
-        load, began_s = os.getloadavg(), time.perf_counter()
-        try:
-            report[name] = run_apart(partial(measure, options), LIMIT_S)
-        except PartError as error:
-            report[name] = {"failure": str(error)}
-            failed.append(name)
-            on_progress(f"{name} failed: {error}")
-        measured = {"load_before": load, "load_after": os.getloadavg(), "took_s": round(time.perf_counter() - began_s)}
-        report["machine"]["parts"][name] = measured
-        file.write_text(json.dumps(report, indent=2))
-        shutil.rmtree(work, ignore_errors=True)
+        results: list[Any] = []
+        loads: list[dict[str, Any]] = []
+        for number in range(1, repeats + 1):
+            on_progress(f"measuring {name}" + (f", run {number} of {repeats}" if repeats > 1 else ""))
+            options.work.mkdir(parents=True)
+            load, began_s = os.getloadavg(), time.perf_counter()
+            try:
+                results.append(run_apart(partial(measure, options), LIMIT_S))
+            except PartError as error:
+                results.append({"failure": str(error)})
+                failed.append(name)
+                on_progress(f"{name} failed: {error}")
+            took_s = round(time.perf_counter() - began_s)
+            loads.append({"load_before": load, "load_after": os.getloadavg(), "took_s": took_s})
+            report[name] = merged(results)
+            report["machine"]["parts"][name] = loads[0] if repeats == 1 else loads
+            file.write_text(json.dumps(report, indent=2))
+            shutil.rmtree(work, ignore_errors=True)
     return file, failed

@@ -34,8 +34,8 @@ def fails(_: object) -> Any:
     raise PartError(message)
 
 
-def run(folder: Path, *names: str) -> tuple[dict[str, Any], list[str]]:
-    file, failed = run_bench(var=folder, parts=names, on_progress=lambda _: None)
+def run(folder: Path, *names: str, repeats: int = 1) -> tuple[dict[str, Any], list[str]]:
+    file, failed = run_bench(var=folder, parts=names, repeats=repeats, on_progress=lambda _: None)
     return json.loads(file.read_text()), failed
 
 
@@ -95,3 +95,13 @@ def test_the_table_says_what_each_part_measures() -> None:
     named = [row.split()[0] for row in rows if not row.startswith((" ", "---"))]
     assert named == ["machine", *PARTS]
     assert {"latency", "lease_ends", "idle"} <= set(PARTS), "each alone: one that fails costs no other its results"
+
+
+def test_a_part_is_measured_as_often_as_asked(tmp_path: Path, parts: dict[str, Callable[[BenchOptions], Any]]) -> None:
+    rates = iter((30.0, 10.0, 20.0))
+    parts |= {"drain": lambda _: {"rate": next(rates), "form": "compiled"}, "broken": fails}
+    report, failed = run(tmp_path, "drain", "broken", repeats=3)
+    assert report["drain"] == {"rate": [20.0, 10.0, 30.0], "form": "compiled"}
+    assert report["broken"] == {"failure": "OSError: no disk"}
+    assert failed == ["broken"] * 3
+    assert [len(measured) for measured in report["machine"]["parts"].values()] == [3, 3]
