@@ -4,6 +4,7 @@ Handles are generated instead of read from answers: the n-th pop of a lane has e
 """
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Sequence
 
 from broker_state.kernel.context.decision import OpRecord
@@ -20,6 +21,7 @@ from popstream.wire.command import (
     WrittenRange,
 )
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
+from popstream.wire.limits import DELAY_MS_MAX
 
 __all__ = [
     "DISPATCHED_AT_ONCE",
@@ -27,6 +29,8 @@ __all__ = [
     "batch",
     "declare_queue",
     "op_records",
+    "ops_behind",
+    "put_off_ops",
     "single_entry_ops",
     "single_pops",
     "single_pops_one_batch",
@@ -34,6 +38,10 @@ __all__ = [
 ]
 
 DISPATCHED_AT_ONCE = 1_000_000
+
+_HOUR_MS = 3_600_000
+_PUT_OFF_AT_ONCE = 5_000
+"""More delivery times than a record may set are refused."""
 
 MS_BASE = 1_000_000
 """Timestamp of the first record."""
@@ -91,6 +99,27 @@ def single_entry_ops(
         acked = number - held
         if acked >= 0:
             yield _ack(topic, queue_id, group, check, acked + 1, acked, acked, f"{group}.a{queue_id}.{acked}", reply_to)
+
+
+def put_off_ops(topic: str, queue_id: int, group: str, messages: int) -> Iterator[Command]:
+    """Yield dispatches of messages, each with a delivery time of its own to come, and a pop after each of these."""
+    chance = random.Random(0)
+    for first in range(0, messages, _PUT_OFF_AT_ONCE):
+        count = min(_PUT_OFF_AT_ONCE, messages - first)
+        times_ms = [MS_BASE + chance.randrange(_HOUR_MS, DELAY_MS_MAX) for _ in range(count)]
+        ranges = [WrittenRange(at, at, deliver_at_ms=time_ms) for at, time_ms in enumerate(times_ms, first)]
+        yield Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=ranges)
+        yield Pop(topic=topic, queue_id=queue_id, v=1, group=group, max_messages=1, invisible_time_ms=1)
+
+
+def ops_behind(topic: str, queue_id: int, group: str, first: int, messages: int) -> Iterator[Command]:
+    """Yield the dispatch of messages from an offset on, and a pop and an ack of each in turn."""
+    # With facts, as those that are put off: without any in the queue pops take a shorter way.
+    tagged = [WrittenRange(first, first + messages - 1, tag=1)]
+    yield Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=tagged)
+    for at, pop in enumerate(single_pops(topic, queue_id, group, messages)):
+        yield pop
+        yield batch(topic, queue_id, group, f"A{at}", [(at + 1, first + at)], [(0, first + at, first + at)])
 
 
 def whole_pop_ops(

@@ -19,16 +19,16 @@ from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream import Transport
 from popstream.settings import ClientSettings
-from popstream.wire.command import Command, Dispatch, Pop, Tick, WrittenRange
-from popstream.wire.limits import DELAY_MS_MAX, ENTRIES_MAX
+from popstream.wire.command import Command, Tick
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 from tests.benchmarks.drain import drain, fill
 from tests.benchmarks.kernel import Rate
 from tests.benchmarks.measured_operations import (
-    MS_BASE,
     batch,
     declare_queue,
     op_records,
+    ops_behind,
+    put_off_ops,
     single_entry_ops,
     single_pops,
     whole_pop_ops,
@@ -41,7 +41,6 @@ _MESSAGES_A_POP = 100
 _LEASES = (1_000, 10_000_000)
 _LANES = (10, 100_000)
 _PUT_OFF = (0, 1_000_000)
-_HOUR_MS = 3_600_000
 _RECORDS_A_WRITE = 20_000
 
 
@@ -102,24 +101,14 @@ def _over_lanes(lanes: int, operations: int = 200_000) -> float:
 
 def _behind_put_off(put_off: int, messages: int = 100_000) -> float:
     """Pop and ack single messages behind others, each with a delivery time of its own to come; operations a second."""
-    chance = random.Random(0)
-    queue: dict[str, Any] = {"topic": _TOPIC, "queue_id": 0, "v": 1}
-    pop = Pop(**queue, group="group", max_messages=1, invisible_time_ms=1)
     with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
         overlay = Overlay(store)
         _apply(overlay, store, declare_queue(_TOPIC, 0, 0))
-        for first in range(0, put_off, ENTRIES_MAX):
-            times_ms = [MS_BASE + chance.randrange(_HOUR_MS, DELAY_MS_MAX) for _ in range(ENTRIES_MAX)]
-            later = [WrittenRange(at, at, deliver_at_ms=time_ms) for at, time_ms in enumerate(times_ms, first)]
-            _apply(overlay, store, [Dispatch(**queue, ranges=later), pop])
-        # With facts, as those that are put off: without any in the queue pops take a shorter way.
-        _apply(overlay, store, [Dispatch(**queue, ranges=[WrittenRange(put_off, put_off + messages - 1, tag=1)])])
-        pops = single_pops(_TOPIC, 0, "group", messages)
-        acks = (
-            batch(_TOPIC, 0, "group", f"A{at}", [(at + 1, put_off + at)], [(0, put_off + at, put_off + at)])
-            for at in range(messages)
-        )
-        return _rate(overlay, store, list(itertools.chain.from_iterable(zip(pops, acks, strict=True))))
+        for command in put_off_ops(_TOPIC, 0, "group", put_off):
+            _apply(overlay, store, [command])
+        dispatch, *commands = ops_behind(_TOPIC, 0, "group", put_off, messages)
+        _apply(overlay, store, [dispatch])
+        return _rate(overlay, store, commands)
 
 
 def _rate(overlay: Overlay, store: RocksStore, commands: list[Command]) -> float:

@@ -28,7 +28,13 @@ from pipelines.decide_ops.ops_decider import OpsDecider
 from popstream.exchange.partitioner import ops_key
 from popstream.testing import MemoryJob
 from popstream.wire.command import Ack, encode_command
-from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
+from tests.benchmarks.measured_operations import (
+    declare_queue,
+    ops_behind,
+    put_off_ops,
+    single_entry_ops,
+    whole_pop_ops,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -191,6 +197,32 @@ def test_no_operation_costs_more_than_before(commands: list[Command], bound: Cos
     found = cost_of(commands, tmp_path)
     assert all(found), f"something was not counted: {found}"
     assert all(cost <= most for cost, most in zip(found, bound, strict=True)), f"{found} exceeds {bound}"
+
+
+@pytest.mark.pure
+def test_messages_that_are_put_off_cost_those_behind_them_nothing() -> None:
+    """Calls of the kernel for pops and acks of single messages, without and with 100,000 delivery times to come."""
+
+    def calls(put_off: int, messages: int = 500) -> int:
+        kv = MemoryKv()
+        decider = OpsDecider(kv, Decoder(1).decode, results_partitions=1)
+        dispatch, *commands = ops_behind("orders", 0, "billing", put_off, messages)
+        before = [*declare_queue("orders", 0, 0), *put_off_ops("orders", 0, "billing", put_off), dispatch]
+        decider.decide_at_once(_records(before))
+        decider.entries(1)
+        kv.write(decider.overlay)
+        decider.written()
+        decoded = decider.decode(_records(commands, first=len(before)))
+        decider.prefetch(decoded)
+        counted = Calls()
+        with counted.counted():
+            decider.decide(decoded)
+        rows = decider.decided.decision.operations
+        assert [row.kind for row in rows] == ["pop", "ack"] * messages
+        assert all(row.applied for row in rows)
+        return counted.count
+
+    assert calls(100_000) <= 1.1 * calls(0)
 
 
 @pytest.mark.parametrize(
