@@ -11,11 +11,14 @@ workload  what is done (messages of 100 bytes in 8 queues; a handler only notes 
 --------  ------------------------------------------------------------------------------------------------------------
 loop      one worker takes up to 32 messages of a backlog, acks each, and waits until all of these acks are confirmed
           before it takes more (confluent-kafka cannot limit a poll to 32: the report has what it brought)
+each      a handler gets one message after the other of a backlog, and acks it; more is taken before these acks are
+          confirmed, unless the client can do nothing else
 bulk      a backlog is taken and acked by each client in its own best form, which the report states
 paced     500 messages a second are sent while they are taken, and acked one by one: p50 and p99 of the milliseconds
           from the time at which a message was due to be sent until it is received, and until its ack is confirmed
 
-Each round gives each contender a turn: its servers are started on 127.0.0.1, loaded and stopped. A workload is measured
+Each round gives each contender a turn, on the same two cores: its servers are started on 127.0.0.1, loaded and
+stopped. A workload is measured
 from the end of its warm-up until its backlog is drained or its window ends. Every message is accounted for: acked,
 delivered again (duplicates), delivered and not acked, missing, or left when the time was up. A workload with unacked or
 missing messages has failed. CPU is that of all processes of a contender: client, broker, job, JVMs.
@@ -28,6 +31,7 @@ RocketMQ's jars are fetched into var/peers at the first run. The loads in Java n
 """
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -43,6 +47,8 @@ from tests.benchmarks.peers.share_groups import SHARE_GROUPS_JAVA, SHARE_GROUPS_
 
 CONTENDERS = {each.name: each for each in (POPSTREAM_JOB, ROCKETMQ, SHARE_GROUPS_JAVA, SHARE_GROUPS_PYTHON)}
 EXIT_TERMINATED = 143
+CORES = 2
+"""All contenders share them, on machines with more as well."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +67,9 @@ def parser() -> argparse.ArgumentParser:
         default=0,
         help="size of each backlog, and bound of paced; 0: by the speed of each contender (default: %(default)s)",
     )
-    made.add_argument("--window", type=float, default=10.0, help="seconds of loop and bulk (default: %(default)s)")
+    made.add_argument(
+        "--window", type=float, default=10.0, help="seconds of each workload with a backlog (default: %(default)s)"
+    )
     made.add_argument("--paced", type=float, default=20.0, help="seconds of paced (default: %(default)s)")
     made.add_argument("--limit", type=float, default=300.0, help="seconds until a turn has failed")
     made.add_argument("--var", type=Path, default=Path("var"), help="folder with the jars, and for results")
@@ -76,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         line.error(f"no such contender: {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")
     # So that servers are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # of all that it starts, too
     var = chosen.var.absolute()
     (var / "peers").mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="work-", dir=var / "peers"))

@@ -12,7 +12,7 @@ __all__ = ["BACKLOG", "MESSAGE_BYTES", "QUEUES", "WORKLOADS", "Contender", "Peer
 
 QUEUES = 8
 MESSAGE_BYTES = 100
-BACKLOG = ("loop", "bulk")
+BACKLOG = ("loop", "each", "bulk")
 """The workloads that drain a backlog."""
 WORKLOADS = (*BACKLOG, "paced")
 
@@ -31,7 +31,7 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
         rounds: How often each contender has its turn.
         messages: Size of each backlog, and bound of `paced`; 0: what each contender needs.
         warm_up_s: Seconds from the first ack of a workload until its window begins.
-        window_s: Length of the window of `loop` and `bulk`, unless the backlog is drained earlier.
+        window_s: Length of the window of a workload with a backlog, unless the backlog is drained earlier.
         paced_s: Seconds for which `paced` sends.
         rate: Messages that `paced` sends a second.
         stall_s: A workload has failed when nothing moves for this time.

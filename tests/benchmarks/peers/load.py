@@ -135,11 +135,11 @@ class LoadClient(Protocol):
     def loop(self, topic: str, ledger: Ledger) -> None:
         """Take at most 32 messages, ack each, and wait for all of these acks before more are taken."""
 
+    def each(self, topic: str, ledger: Ledger) -> None:
+        """Take messages as they come, and ack each, as this client does by default."""
+
     def bulk(self, topic: str, ledger: Ledger) -> None:
         """Take and ack messages as fast as this client can."""
-
-    def paced(self, topic: str, ledger: Ledger) -> None:
-        """Take and ack messages as soon as they come."""
 
 
 def load_parser() -> argparse.ArgumentParser:
@@ -158,7 +158,8 @@ def load_parser() -> argparse.ArgumentParser:
 def run_load(client: LoadClient, options: argparse.Namespace) -> None:
     """Run the workloads that the options name."""
     workloads = options.workloads.split(",")
-    if {"loop", "bulk"} & set(workloads):
+    consumes = {"loop": client.loop, "each": client.each, "bulk": client.bulk}
+    if consumes.keys() & set(workloads):
         client.create_topic("backlog", options.queues)
         for number in range(options.messages):
             _send(client, "backlog", number, options)
@@ -168,7 +169,7 @@ def run_load(client: LoadClient, options: argparse.Namespace) -> None:
             _run_paced(client, options)
         else:
             ledger = Ledger(options.messages, limit_s=options.backlog_limit_s, stall_s=options.stall_s)
-            _consume(client.loop if workload == "loop" else client.bulk, "backlog", ledger)
+            _consume(consumes[workload], "backlog", ledger)
             ledger.write(options.folder, workload)
 
 
@@ -177,7 +178,7 @@ def _run_paced(client: LoadClient, options: argparse.Namespace) -> None:
     interval_ns = 1_000_000_000 // options.rate
     client.create_topic("paced", options.queues)
     ledger = Ledger(options.paced_messages, limit_s=math.inf, stall_s=options.stall_s)
-    consuming = threading.Thread(target=_consume, args=(client.paced, "paced", ledger))
+    consuming = threading.Thread(target=_consume, args=(client.each, "paced", ledger))
     consuming.start()
     _send(client, "paced", 0, options)
     client.flush()

@@ -49,7 +49,7 @@ def page(report: Mapping[str, Any]) -> str:
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>popstream and its peers</title><style>{_STYLE}</style></head><body>
 <h1>popstream and its peers</h1>
-<p>Each contender in turn on the same cores of one machine, which has {machine["cores"]}, servers and client;
+<p>Each contender in turn on the same {machine["cores"]} cores of one machine, servers and client;
 {options["rounds"]} rounds; messages of {options["message_bytes"]} bytes in {options["queues"]} queues.
 A small mark is a round, a large one the median.
 Axes are logarithmic. CPU is that of all processes of a contender: client, broker, job, JVMs. To sync a few bytes takes

@@ -22,7 +22,7 @@ READY = "ready after"
 @contextlib.contextmanager
 def _serve(options: PeerOptions, folder: Path) -> Iterator[list[str]]:
     with peer_kafka(options, folder) as servers:
-        up = [str(POPSTREAM), "up", "--folder", str(folder / "job"), "--var", str(options.var)]
+        up = [str(POPSTREAM), "up", "--folder", str(folder / "job"), "--var", str(options.var), "--message-topics", "*"]
         with PeerProcess("job", [*up, "--bootstrap-servers", servers], folder) as job:
             job.wait_until(lambda: any(READY in line for line in job.new_lines()))
             load = [sys.executable, "-m", "tests.benchmarks.peers.popstream_load", "--bootstrap", servers]
@@ -34,15 +34,16 @@ POPSTREAM_JOB = Contender(
     label="popstream",
     forms={
         "loop": "pop of 32 from any queue, ack of each message, all outcomes awaited",
+        "each": "run with one worker and the default prefetch; ack of each message",
         "bulk": f"run_sets of at most {SET_SIZE:,}, prefetch {PREFETCH:,}; the messages of a call are acked together",
-        "paced": "run with one worker and the default prefetch; ack of each message",
+        "paced": "the same; sent by a producer that knows nothing of the job, which makes the messages poppable",
     },
     durability=(
         "a killed broker or job: nothing; a power failure: no ack, for decisions are synced before they are answered,"
         " but messages of the last seconds, which Kafka has in the page cache; if it also lost operations, the job"
         " starts only after a repair"
     ),
-    messages=150_000,
+    messages=350_000,
     prepare=lambda _: None,
     serve=_serve,
 )

@@ -27,8 +27,7 @@ class PopstreamLoad:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._servers: str = options.bootstrap
-        # What it has written is dispatched by it, and not by the job's builder.
-        self._producer = Producer(self._servers, dispatch=True)
+        self._producer = Producer(self._servers)
         self._unconfirmed: deque[Future[SendResult]] = deque()
 
     def create_topic(self, topic: str, queues: int) -> None:
@@ -66,8 +65,8 @@ class PopstreamLoad:
             consumer.run_sets(handle, set_size=self._options.set_size)
             ledger.wait_for_acks()
 
-    def paced(self, topic: str, ledger: Ledger) -> None:
-        with Consumer(self._servers, group="paced", topics=[topic]) as consumer:
+    def each(self, topic: str, ledger: Ledger) -> None:
+        with Consumer(self._servers, group="each", topics=[topic]) as consumer:
 
             def handle(message: Message) -> None:
                 numbers = _received([message], ledger)

@@ -12,11 +12,17 @@ __all__ = ["COLD", "COLUMNS", "details", "failures", "loads", "number_text", "ro
 
 _TITLES = {
     "loop": "loop: one worker takes up to 32 messages, acks each, and waits for all of these acks before it takes more",
+    "each": "each: each message is handled and acked alone, and more are taken meanwhile",
     "bulk": "bulk: each client in its own best form",
     "paced": "paced: {rate} messages a second; milliseconds from the time at which a message was due to be sent",
 }
 _CPU = ("cpu_us_per_message", "CPU us/message")
-_RATE = (("messages_per_s", "messages/s"), _CPU, ("take_mean", "messages/take"))
+_RATE = (
+    ("messages_per_s", "messages/s"),
+    _CPU,
+    ("load_cpu_us_per_message", "of it the client"),
+    ("take_mean", "messages/take"),
+)
 _LATENCY = tuple(
     (f"{event}_{name}_ms", f"{event} {name}") for event in ("received", "acked") for name in ("p50", "p99")
 )

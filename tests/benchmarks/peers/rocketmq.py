@@ -98,7 +98,8 @@ ROCKETMQ = Contender(
     forms={
         "loop": "pop of 32 from any queue, an ack request for each message, all answers awaited",
         "bulk": f"{WORKERS} workers pop 32 (its limit) and ack them by one request; at most {UNACKED_MAX:,} unacked",
-        "paced": f"a pop of 32 waits at the broker; an ack request for each message; at most {UNACKED_MAX:,} unacked",
+        "each": f"one worker pops 32; an ack request for each message; at most {UNACKED_MAX:,} unacked",
+        "paced": "the same; a pop waits at the broker",
     },
     durability=(
         "a killed broker: nothing (a restart redelivers a few); a power failure: no ack, for pops and acks are synced"

@@ -100,7 +100,7 @@ def _described(contender: Contender) -> dict[str, Any]:
 
 def _machine(folder: Path) -> dict[str, Any]:
     return {
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
         "python": platform.python_version(),
         "popstream_kernel": KERNEL_FORM,

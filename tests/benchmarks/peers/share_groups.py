@@ -56,7 +56,8 @@ def _forms(limit: str) -> dict[str, str]:
     return {
         "loop": f"poll of max.poll.records=32 {limit}, acknowledge each record, commitSync",
         "bulk": f"poll of max.poll.records={POLL_MAX:,} (whole producer batches), implicit acknowledgement, commitSync",
-        "paced": "poll of max.poll.records=500 (the default), acknowledge each record, commitSync",
+        "each": "poll of max.poll.records=500 (the default), acknowledge each record, commitSync",
+        "paced": "the same",
     }
 
 

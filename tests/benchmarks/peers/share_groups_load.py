@@ -53,8 +53,8 @@ class ShareGroupsLoad:
         poll_max: int = self._options.poll_max
         self._consume("bulk", topic, ledger, {"share.acknowledgement.mode": "implicit", "max.poll.records": poll_max})
 
-    def paced(self, topic: str, ledger: Ledger) -> None:
-        self._consume("paced", topic, ledger, {"share.acknowledgement.mode": "explicit"})
+    def each(self, topic: str, ledger: Ledger) -> None:
+        self._consume("each", topic, ledger, {"share.acknowledgement.mode": "explicit"})
 
     def _consume(self, group: str, topic: str, ledger: Ledger, settings: dict[str, str | int]) -> None:
         """Poll, acknowledge each record unless that is implicit, and wait for the commit before the next poll."""

@@ -198,7 +198,7 @@ class StubClient:
             if values:
                 ledger.acked(ledger.received(values))
 
-    bulk = paced = loop
+    bulk = each = loop
 
 
 def run_client(client: StubClient, folder: Path, workload: str) -> None:
@@ -207,7 +207,7 @@ def run_client(client: StubClient, folder: Path, workload: str) -> None:
     run_load(client, load_parser().parse_args([*arguments, "--bootstrap", ""]))
 
 
-@pytest.mark.parametrize("workload", ["loop", "bulk", "paced"])
+@pytest.mark.parametrize("workload", ["loop", "each", "bulk", "paced"])
 def test_a_load_writes_what_happened_to_each_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], workload: str
 ) -> None:
@@ -291,9 +291,17 @@ ACCOUNT = {"sent": 10, "acked": 9, "duplicates": 2, "unacked": 0, "missing": 0, 
 
 
 def results_of(rate: float) -> dict[str, Any]:
-    common = {"account": ACCOUNT, "is_warm": True, "cpu_us_per_message": 7.0, "other_cores": 0.5, "take_mean": 32.0}
+    common = {
+        "account": ACCOUNT,
+        "is_warm": True,
+        "cpu_us_per_message": 7.0,
+        "load_cpu_us_per_message": 2.0,
+        "other_cores": 0.5,
+        "take_mean": 32.0,
+    }
     return {
         "loop": {"messages_per_s": rate, **common},
+        "each": {"messages_per_s": 2 * rate, **common},
         "bulk": {"messages_per_s": 10 * rate, **common, "is_warm": False},
         "paced": {"messages_per_s": 500.0, **LATENCIES, **common},
     }
@@ -307,7 +315,7 @@ def contender(
         measures.append(measure)
         yield []
 
-    forms = {workload: f"{name} does {workload}" for workload in ("loop", "bulk", "paced")}
+    forms = {workload: f"{name} does {workload}" for workload in ("loop", "each", "bulk", "paced")}
     return Contender(
         name=name,
         label=f"<{name}>",
@@ -364,8 +372,8 @@ def test_contenders_take_turns_and_the_report_has_median_and_spread(tmp_path: Pa
 def test_the_table_has_what_was_done_and_the_account(tmp_path: Path) -> None:
     _, report = run_in(tmp_path, contender("a", gives([30.0, 10.0, 20.0], [], "a")))
     lines = table(report).splitlines()
-    assert "<a>  20 (10 .. 30)  7               32" in lines
-    assert "<a>  200 (100 .. 300) *  7               32" in lines
+    assert "<a>  20 (10 .. 30)  7               2                 32" in lines
+    assert "<a>  200 (100 .. 300) *  7               2                 32" in lines
     assert "<a>  2             20            3          30         7" in lines
     account = "30 sent, 27 acked, 6 duplicates, 0 unacked, 0 missing, 3 left"
     assert lines[lines.index("  <a>: a does loop") + 1] == f"    {account}"
@@ -380,7 +388,7 @@ def test_the_page_has_every_contender_and_needs_nothing_from_elsewhere(tmp_path:
     assert text == page(report)
     document = ET.fromstring(text.removeprefix("<!DOCTYPE html>").replace('<meta charset="utf-8">', ""))  # noqa: S314
     charts = document.findall(".//svg")
-    assert len(charts) == 6
+    assert len(charts) == 8
     for chart in charts:
         labels = {(each.text or "").partition(",")[0] for each in chart.findall("text")}
         assert {"<a>", "<b>"} <= labels

@@ -144,10 +144,10 @@ public final class RocketLoad extends Load {
         awaitAcks(room);
     }
 
-    @Override void paced(String topic, Ledger ledger) throws Exception {
-        createGroup("paced");
+    @Override void each(String topic, Ledger ledger) throws Exception {
+        createGroup("each");
         Semaphore room = new Semaphore(unackedMax);
-        popAhead(topic, "paced", ledger, room, false);
+        popAhead(topic, "each", ledger, room, false);
         awaitAcks(room);
     }
 

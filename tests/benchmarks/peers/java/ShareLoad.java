@@ -72,8 +72,8 @@ public final class ShareLoad extends Load {
             "max.poll.records", Integer.parseInt(option("poll-max"))));
     }
 
-    @Override void paced(String topic, Ledger ledger) throws Exception {
-        consume("paced", topic, ledger, Map.of("share.acknowledgement.mode", "explicit"));
+    @Override void each(String topic, Ledger ledger) throws Exception {
+        consume("each", topic, ledger, Map.of("share.acknowledgement.mode", "explicit"));
     }
 
     /** Polls, acknowledges each record unless that is implicit, and waits for the commit before the next poll. */
