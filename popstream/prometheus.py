@@ -8,6 +8,7 @@
 | `popstream_client_rejected_messages_total` | group, topic | likewise, messages that were sent to the dead letters |
 | `popstream_client_handler_seconds` | group, topic, result | histogram: calls of a handler that were `ok` or `failed` |
 | `popstream_client_answer_seconds` | operation | histogram: until an operation is answered; a pop may be parked |
+| `popstream_client_send_seconds` | topic, result | histogram: from `send` until its result is known, `ok` or `failed` |
 | `popstream_client_held_messages` | group, client_id | messages that are popped, and neither settled nor expired |
 | `popstream_client_prefetch_window_messages` | group, client_id | messages that the consumer may request or hold |
 """
@@ -31,25 +32,29 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from popstream.message import Message
-    from popstream.observer import Observed, Settled
+    from popstream.observer import Observed, OnSent, Settled
+    from popstream.outcome import SendResult
+    from popstream.send.outgoing import OutgoingMessage
 
 __all__ = ["PrometheusMetrics"]
 
 HANDLER_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, float("inf"))
+SEND_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120, float("inf"))
 ANSWER_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, float("inf"))
 """A micro-batch takes hundreds of milliseconds; a pop is parked for up to 10 s."""
 
 
 class PrometheusMetrics(Observer, Collector):
-    """Counts what the consumers of a process do.
+    """Counts what the consumers and producers of a process do.
 
     ```python
     from prometheus_client import start_http_server
     from popstream.prometheus import PrometheusMetrics
 
-    metrics = PrometheusMetrics()      # one for all consumers
+    metrics = PrometheusMetrics()      # one for all clients
     start_http_server(9_090)
     with Consumer("localhost:9092", group="billing", topics=["orders"], observers=[metrics]) as consumer:
         ...
@@ -84,6 +89,13 @@ class PrometheusMetrics(Observer, Collector):
             "Time from an operation to its answer",
             ("operation",),
             buckets=ANSWER_BUCKETS_S,
+            registry=registry,
+        )
+        self._send_s = Histogram(
+            "popstream_client_send_seconds",
+            "Time from a message that a producer takes to its result",
+            ("topic", "result"),
+            buckets=SEND_BUCKETS_S,
             registry=registry,
         )
         self._lock = threading.Lock()
@@ -121,6 +133,16 @@ class PrometheusMetrics(Observer, Collector):
             result = "ok"
         finally:
             self._handler_s.labels(consumer.group, messages[0].topic, result).observe(time.perf_counter() - began_s)
+
+    def sending(self, client_id: str, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> OnSent:  # noqa: ARG002
+        """`Observer.sending`."""
+        began_s = time.perf_counter()
+
+        def on_sent(sent: Future[SendResult]) -> None:
+            result = "ok" if sent.exception() is None else "failed"
+            self._send_s.labels(message.topic, result).observe(time.perf_counter() - began_s)
+
+        return on_sent
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Return the gauges, read from the open consumers now."""

@@ -8,12 +8,23 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from popstream import AsyncConsumer, Message, Observed, Observer, OutgoingMessage, RenewalPolicy, Settled
+from popstream import (
+    AsyncConsumer,
+    Message,
+    NotWritten,
+    Observed,
+    Observer,
+    OutgoingMessage,
+    RenewalPolicy,
+    SendResult,
+    Settled,
+)
 from popstream.prometheus import PrometheusMetrics
 from popstream.testing.memory_job import MemoryJob
 from tests.support.threads import eventually, in_thread
@@ -211,6 +222,23 @@ def test_prometheus_gets_counters_gauges_and_histograms(job: MemoryJob) -> None:
     exposed = generate_latest(registry).decode()
     assert "# TYPE popstream_client_popped_messages_total counter" in exposed
     assert "# TYPE popstream_client_handler_seconds histogram" in exposed
+
+
+def test_prometheus_gets_the_time_of_each_send(job: MemoryJob) -> None:
+    registry = CollectorRegistry()
+    job.write("tea", 0, [])
+    metrics = PrometheusMetrics(registry)
+    with job.producer(observers=[metrics]) as producer:
+        producer.send_and_wait("tea", b"earl grey", queue_id=0)
+        producer.send_and_wait("tea", b"assam", queue_id=0)
+    refused: Future[SendResult] = Future()
+    refused.set_exception(NotWritten("Kafka is away"))
+    metrics.sending("till-4", OutgoingMessage(topic="tea", value=b"oolong"), [])(refused)
+    counts = [
+        registry.get_sample_value("popstream_client_send_seconds_count", {"topic": "tea", "result": result})
+        for result in ("ok", "failed")
+    ]
+    assert counts == [2, 1]
 
 
 def test_the_metrics_of_a_process_are_made_once() -> None:
