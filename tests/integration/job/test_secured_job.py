@@ -1,8 +1,8 @@
 """Claim: with the rights that docs/security.md lists, a job, its commands and clients do all their work with a secured
 Kafka; and a secret is nowhere but in the file that it was written into.
 
-Method: passwords, client secrets, a passphrase and a token of the API that exist nowhere else, and the tokens of an
-endpoint of this test.
+Method: passwords, client secrets, a passphrase, keys of the job and a token of the API that exist nowhere else, and the
+tokens of an endpoint of this test.
 While the job works, also through an outage, the arguments of all processes are looked at; afterwards, everything that
 job, commands and broker have printed and written.
 """
@@ -97,15 +97,22 @@ def canary() -> Iterator[Canary]:
 
 
 class Site:
-    """A broker, and how its users log in: by passwords, or by tokens of an endpoint."""
+    """A broker, and how its users log in: by passwords, by tokens of an endpoint, or by their certificates."""
 
     def __init__(
-        self, broker: SecuredKafka, canary: Canary, endpoint: TokenServer | None = None, trust_store: Path | None = None
+        self,
+        broker: SecuredKafka,
+        canary: Canary,
+        endpoint: TokenServer | None = None,
+        trust_store: Path | None = None,
+        *,
+        by_certificate: bool = False,
     ) -> None:
         self.broker = broker
         self._canary = canary
         self._endpoint = endpoint
         self._trust_store = trust_store
+        self._by_certificate = by_certificate
 
     @property
     def servers(self) -> str:
@@ -120,6 +127,9 @@ class Site:
             "ssl_keystore_password": self._canary.text,
             **SHARED,
         }
+        if self._by_certificate:
+            plain = {"security_protocol": "SSL", "sasl_mechanism": None, "sasl_jaas_config": None}
+            return self.broker.login(user, "", **lines, **plain).config_file
         if self._endpoint is None:
             return self.broker.login(user, secret, **lines).config_file
         trust = f'ssl.truststore.type="PEM" ssl.truststore.location="{self._trust_store}"'
@@ -128,7 +138,7 @@ class Site:
         return login_by_token(self.broker, user, **lines, **tokens).config_file
 
 
-@pytest.fixture(params=["SCRAM", pytest.param("OAUTHBEARER", marks=pytest.mark.long)])
+@pytest.fixture(params=["SCRAM", *(pytest.param(name, marks=pytest.mark.long) for name in ("OAUTHBEARER", "mTLS"))])
 def secured(
     request: pytest.FixtureRequest, tmp_path: Path, kafka_jar_files: list[Path], canary: Canary
 ) -> Iterator[Site]:
@@ -139,6 +149,9 @@ def secured(
             for user in USERS:
                 broker.add_user(user, f"{canary.text} of {user}")
             made = Site(broker, canary)
+        elif request.param == "mTLS":
+            broker = opened.enter_context(running(folder, kafka_jar_files, protocol="SSL"))
+            made = Site(broker, canary, by_certificate=True)
         else:
             authority = Authority(tmp_path / "login")
             clients = {user: f"{canary.text} of {user}" for user in USERS}
@@ -198,10 +211,25 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
     token_file, port = tmp_path / "token", free_port()
     token_file.write_text(f"{canary.text}-of-the-API\n")
     token, api = ["--api-token-file", str(token_file)], f"http://127.0.0.1:{port}"
+    keys_file, admin_file = tmp_path / "settings.toml", tmp_path / "admin.key"
+    keys = {name: f"{canary.text} of the {name}" for name in ("handle_keys", "admin_keys")}
+    keys_file.write_text("".join(f'[{name}]\n2030 = "{key}"\n' for name, key in keys.items()))
+    admin_file.write_text(f"2030:{keys['admin_keys']}\n")
+    settings = ["--settings", str(keys_file)]
     wrong_token = urllib.request.Request(  # noqa: S310 - it is HTTP
         f"{api}/api/v1/status", headers={"Authorization": f"Bearer {canary.text}"}
     )
-    options = [*kafka, *token, "--api-port", str(port), "--message-topics", "orders", "--flush-interval", "500ms"]
+    options = [
+        *kafka,
+        *token,
+        *settings,
+        "--api-port",
+        str(port),
+        "--message-topics",
+        "orders",
+        "--flush-interval",
+        "500ms",
+    ]
     up = Up(tmp_path / "job", *options, "--log-level", "DEBUG")
     try:
         up.wait_for("ready after")
@@ -216,8 +244,9 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
             ["queue", "orders", "--json"],
             ["group", "list"],
             ["ops", tick],
+            ["policy", "orders", "--max-attempts", "5", "--admin-key-file", str(admin_file)],
             ["snapshot"],
-            ["verify", "--var", str(ROOT / "var")],
+            ["verify", *settings, "--var", str(ROOT / "var")],
             ["query", "--var", str(ROOT / "var"), "select * from operations"],
             ["check"],
             ["report", "--since", "1h", "--out", str(tmp_path / "report.html")],
@@ -234,7 +263,7 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
         assert (up.folder / "job.log").read_text().count("kafka_settings_ignored") == 1
         code, left = up.stop(signal.SIGTERM)
         assert (code, left) == (0, [])
-        restored = run_for(up.folder, "restore", *kafka, "--var", str(ROOT / "var"))
+        restored = run_for(up.folder, "restore", *kafka, *settings, "--var", str(ROOT / "var"))
         assert restored.returncode == 0, restored.stderr
         said += [restored.stdout, restored.stderr, *up.lines]
     finally:
@@ -242,4 +271,4 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
     assert not canary.is_in("".join(said))
     assert canary.seen_in_arguments == set()
     users = {Path(secured.broker.folder, f"{user}.properties") for user in USERS}
-    assert canary.files(tmp_path) == {*users, token_file}
+    assert canary.files(tmp_path) == {*users, token_file, keys_file, admin_file}
