@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ class LetterSelection(msgspec.Struct, frozen=True, kw_only=True):
         group: The group that gave it up.
         since_ms: Given up at this time or later, in ms since 1970.
         reason: Pattern with `*`, `?` and `[]` for the whole reason, or for what the handler raised.
+        text: Part of the key, the value or a header of the message, also as JSON escapes it, or of what the handler
+            raised.
         places: (partition, offset) of letters in the dead-letter topic.
 
     `reason="attempt_limit"` selects what had its last attempt, `reason="*ConnectionError*"` what failed by that.
@@ -30,6 +33,7 @@ class LetterSelection(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     since_ms: int | None = None
     reason: str | None = None
+    text: str | None = None
     places: frozenset[LetterPlace] | None = None
 
     def matches(self, letter: Letter) -> bool:
@@ -42,5 +46,14 @@ class LetterSelection(msgspec.Struct, frozen=True, kw_only=True):
                 self.reason is None
                 or any(fnmatchcase(text, self.reason) for text in (letter.reason, letter.cause or ""))
             )
+            and (self.text is None or _has_text(letter, self.text))
             and (self.places is None or (letter.partition, letter.kafka_offset) in self.places)
         )
+
+
+def _has_text(letter: Letter, text: str) -> bool:
+    if text in letter.reason or text in (letter.cause or ""):
+        return True
+    parts = (letter.key, letter.value, *(value for _, value in letter.headers))
+    spellings = (text.encode(), json.dumps(text)[1:-1].encode())
+    return any(spelling in part for part in parts if part for spelling in spellings)
