@@ -32,6 +32,7 @@ __all__ = [
     "DELIVERIES",
     "FLUSHER_COLUMNS",
     "KEY_COLUMNS",
+    "OWNERS",
     "QUOTING_COLUMNS",
     "REJECTED",
     "TABLES",
@@ -212,7 +213,13 @@ _OPERATIONS: Final = Table(
         _long("deadline_before_ms", "Deadline of the lease before the operation, ms since 1970.", required=False),
         _long("deadline_after_ms", "Deadline of the lease after the operation, ms since 1970.", required=False),
         _int("attempt", "Number of the delivery, 1 for the first.", required=False),
-        _quoting(_text("detail", "Free-text detail, such as the reject reason.", required=False)),
+        _quoting(
+            _text(
+                "detail",
+                "Free-text detail: of a reject its reason; of a redrive to whom, by whom and why.",
+                required=False,
+            )
+        ),
         _word(
             "admin_key",
             "Id of the admin key that signed the operation; null: it is not signed, or the job had no keys.",
@@ -396,6 +403,27 @@ _QUALITY_RESULTS: Final = Table(
     ),
 )
 
+OWNERS: Final = Table(
+    "owners",
+    "One row for each start of a job that wrote to these tables: when, where, and of a take-over from whom.",
+    _with_timestamps(
+        _word("prefix", "Prefix of the job's topics."),
+        _long("term", "Number of the ownership; each later owner of the prefix has a higher one."),
+        _long("since_ms", "When the job took the prefix, ms since 1970, by the clock of its host."),
+        _text("host", "Name of its host."),
+        _int("pid", "Id of its process there."),
+        _text("folder", "Its folder; of a job on a cluster its checkpoint."),
+        _word("version", "Its version of popstream."),
+        _word("state_epoch", "Identity of the state by which it decides."),
+        _word("ops_topic_id", "Kafka's id of the ops topic."),
+        _text(
+            "took_over_from",
+            "The owner from whom it took the prefix over by `--take-over`; null: from nobody.",
+            required=False,
+        ),
+    ),
+)
+
 AUDIT_TABLES: Final = {
     table.name: table for table in (_OPERATIONS, DELIVERIES, _COMMIT_POSITIONS, REJECTED, _ORDER_INFO)
 }
@@ -404,7 +432,7 @@ AUDIT_TABLES: Final = {
 DATED_TABLES: Final = {**AUDIT_TABLES, CONSUME_QUEUE.name: CONSUME_QUEUE}
 """The tables that are partitioned by a date, which the job writes."""
 
-TABLES: Final = {**DATED_TABLES, _QUALITY_RESULTS.name: _QUALITY_RESULTS}
+TABLES: Final = {**DATED_TABLES, **{table.name: table for table in (OWNERS, _QUALITY_RESULTS)}}
 
 QUOTING_COLUMNS: Final = frozenset(name for table in TABLES.values() for name in table.quoting_columns)
 """Names of columns that quote what clients sent, in any table: where one has the name, all that have it do."""

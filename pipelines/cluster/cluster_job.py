@@ -21,6 +21,7 @@ from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit.audit_query import AuditQuery, begins_now
 from pipelines.cluster.audit.table_locations import TableLocations
+from pipelines.cluster.audit.write_owner import write_owner
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
 from pipelines.cluster.checkpoint_layout import (
     AUDIT,
@@ -53,6 +54,7 @@ from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings
 from pipelines.process.job_end import JobEnd
 from pipelines.process.job_topics import ensure_job_topics
+from pipelines.process.owner_table import owner_row
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.process.preflight import require_safe
 from pipelines.recovery.ops_log import read_log_bounds
@@ -145,6 +147,8 @@ class ClusterJob:
             tables.ensure(self._spark)
             committed = self._committed(identity, tables)
             committed.require_log(read_log_bounds(self.connection, ops))
+            row = owner_row(self.settings.topic_prefix, ownership.owner, identity.state_epoch)
+            write_owner(self._spark, tables, ownership.owner, row)
             self._publish_deadlines(identity, committed, internal)
             # Before what sends it rows, and so stopped after it: what has been sent then is written.
             audit = self._start_audit(identity, tables)

@@ -64,6 +64,7 @@ from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
+from pipelines.process.owner_table import OwnerTable, owner_row
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.scrub import Scrub
@@ -423,10 +424,13 @@ class Job:
             applied_seq=lambda: self.applied.apply_seq,
             on_lap=self._on_lap,
         )
+        owner = self._prefix.owner
+        row = owner_row(self.settings.topic_prefix, owner, self.applied.state_epoch)
+        self._owner_table = OwnerTable(self._spark, self.folder.delta, PIPELINE, owner, row, self._require_tables)
         self.flush_loop = RetryLoop(
             "flush",
             self.settings.flush_interval_s,
-            self.flush.flush,
+            self._flush,
             self.fail,
             problem_prefix="Delta does not take audit rows",
         )
@@ -454,6 +458,11 @@ class Job:
         self._watch_lanes(queues)
         self.flush_loop.start()
         self._stack.callback(self.flush_loop.stop)
+
+    def _flush(self) -> None:
+        """Write what Delta does not have yet."""
+        self.flush.flush()
+        self._owner_table.write()
 
     def _start_query(self, applied: Applied, spark_checkpoint: Path) -> None:
         query = OpsQuery(

@@ -55,7 +55,8 @@ def query(
     """Run SQL on the audit tables. Works while the job is running.
 
     Tables: operations, deliveries, commit_positions, order_info, rejected,
-    consume_queue, quality_results; their columns are in docs/tables.md.
+    consume_queue, owners, quality_results; their columns are in
+    docs/tables.md.
     With one row per message: operations_by_message, deliveries_by_message.
 
     Only reads, and only these tables. With --engine spark the SQL is Spark's:

@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.store import column_differences, create_table, types_of
-from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, OWNERS, Table
 from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Invalid
 
@@ -42,12 +42,12 @@ class TableLocations:
         return Path(path) if scheme == "file" else None
 
     def ensure(self, spark: SparkSession) -> None:
-        """Create the audit tables and `consume_queue` where they are missing.
+        """Create the tables that the job writes where they are missing.
 
         Raises:
             Invalid: A table has other columns.
         """
-        for table in (*AUDIT_TABLES.values(), CONSUME_QUEUE):
+        for table in (*AUDIT_TABLES.values(), CONSUME_QUEUE, OWNERS):
             create_table(spark, self.of(table.name), table)
             self._require_columns(spark, table)
 

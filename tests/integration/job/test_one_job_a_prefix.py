@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from checkpoints.prefix_owner import Owner
 from connectors.kafka.own_topics import Topics
@@ -106,6 +107,11 @@ def test_another_folder_is_refused_and_a_take_over_stops_the_owner(
     assert owner_of(servers, topic_prefix).ended
     again = start_job(spark, servers, tmp_path / "second", topic_prefix, take_over=False)
     again.stop()
+    owners = DeltaTable(tmp_path / "second" / "delta" / "owners").to_pyarrow_table().to_pylist()
+    taken_over, in_order = sorted(owners, key=lambda row: row["term"])
+    assert str(folder) in taken_over["took_over_from"]
+    assert (in_order["took_over_from"], in_order["folder"]) == (None, str(tmp_path / "second"))
+    assert taken_over["state_epoch"] == in_order["state_epoch"] == again.applied.state_epoch
     with pytest.raises(Invalid, match="belongs to another state"):
         start_job(spark, servers, folder, topic_prefix, take_over=False)
 

@@ -1,0 +1,36 @@
+"""Writes the row of the owner of the prefix to the table `owners`."""
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+
+from checkpoints.prefix_owner import Owner
+from connectors.delta.log.transactions import app_id
+from connectors.delta.spark_append import SparkAppend
+from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
+from connectors.delta.spark_schemas import spark_schema
+from connectors.delta.tables import OWNERS
+from pipelines.cluster.audit.table_locations import TableLocations
+from pipelines.cluster.audit.written_tables import PIPELINE
+
+__all__ = ["write_owner"]
+
+_log = structlog.get_logger(__name__)
+
+
+def write_owner(spark: SparkSession, tables: TableLocations, owner: Owner, row: pa.Table) -> None:
+    """Write the row. No other row depends on it, so that what goes wrong is logged alone.
+
+    Args:
+        spark: Session with Delta.
+        tables: Where the tables are; they exist.
+        owner: The record of this job as the owner.
+        row: Its row.
+    """
+    app = app_id(PIPELINE, OWNERS.name, owner.session)
+    try:
+        commit = SparkAppend(spark, tables.of(OWNERS.name), app_id=app, version=owner.term)
+        if not commit.is_done:
+            commit.commit_rows(spark.createDataFrame(row, spark_schema(OWNERS)), lambda _: {})
+    except SPARK_ERRORS as error:
+        _log.warning("owner_not_written", table=OWNERS.name, error=spark_text(error))
