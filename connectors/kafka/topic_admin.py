@@ -141,6 +141,9 @@ class TopicAdmin:
         error = for_code(topic["error_code"])
         if error.retriable and error is not UnknownTopicOrPartitionError:
             raise _TransientError(error.__name__)
+        if error is TopicAuthorizationFailedError:
+            message = f"Kafka does not allow deleting topic {name}: grant Delete on it"
+            raise Invalid(message, subject=name)
         if error not in (NoError, UnknownTopicOrPartitionError):
             message = f"Kafka refuses to delete topic {name}: {error.__name__}"
             raise Invalid(message, subject=name)

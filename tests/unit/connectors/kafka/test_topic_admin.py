@@ -62,7 +62,7 @@ def test_a_permanent_error_is_reported_at_once() -> None:
         TopicAdmin(Admin(FORBIDDEN)).describe(["orders"])
     with pytest.raises(Invalid, match="refuses to create 1 of 1 topics") as caught:
         TopicAdmin(Admin(FORBIDDEN)).create([NewTopic("orders", 2, -1, {})])
-    with pytest.raises(Invalid, match="refuses to delete topic orders"):
+    with pytest.raises(Invalid, match="does not allow deleting topic orders: grant Delete on it"):
         TopicAdmin(Admin(FORBIDDEN)).delete("orders")
     assert caught.value.details == ("orders: grant Create on this topic, or create it first",)
 
