@@ -67,6 +67,12 @@ class AnswerTimeout(Unavailable):
 class NotDeclared(Unavailable):
     """The job does not know the queue (TOPIC_NOT_EXIST): it has not been declared yet."""
 
+    @classmethod
+    def of(cls, answer: Answer) -> Self:
+        """Return the error for an answer with this reason."""
+        queue = f"{answer.topic}/{answer.queue_id}"
+        return cls(f"the job does not know {queue}: the queue has not been declared yet", subject=queue)
+
 
 class PayloadMissing(Unavailable):
     """The records of leased messages could not be read in time; the messages were released."""

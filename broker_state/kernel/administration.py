@@ -1,6 +1,6 @@
-"""declare, policy, reset_offset, forget_lane: operations on queues and lanes as a whole."""
+"""declare, policy, reset_offset, forget_lane, redrive: operations on queues and lanes as a whole."""
 
-from broker_state.audit import DeliveryStep
+from broker_state.audit import DeliveryStep, OperationOutcome, shortened
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
 from broker_state.kernel.context.queue_state import QueueState, erase_queue, new_queue
@@ -17,11 +17,13 @@ from broker_state.kernel.quotas import (
     set_lane_quota,
     set_queue_quota,
 )
+from broker_state.kernel.validation import is_range
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.overlay import Overlay
 from broker_state.store.state_records import LanePolicy, QueueRecord
-from popstream.wire.command import Declare, ForgetLane, Policy, ResetOffset
-from popstream.wire.reason import Reason
+from popstream.wire.command import Declare, ForgetLane, Policy, Redrive, ResetOffset
+from popstream.wire.limits import ENTRIES_MAX
+from popstream.wire.reason import Reason, code_of
 
 __all__ = [
     "CLOSING",
@@ -29,6 +31,7 @@ __all__ = [
     "decide_declare",
     "decide_forget_lane",
     "decide_policy",
+    "decide_redrive",
     "decide_reset_offset",
     "declare",
 ]
@@ -213,6 +216,23 @@ def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
         _close_lane(op, lane, Reason.CANCELLED)
     op.audit.operation(Reason.OK, applied=lane is not None, group=command.group)
     op.respond(Reason.OK, applied=lane is not None)
+
+
+def decide_redrive(op: OpContext, command: Redrive) -> None:
+    """Record who announced which messages. Those that are then sent are new ones, with a dispatch of their own."""
+    is_valid = 1 <= len(command.offsets) <= ENTRIES_MAX and all(
+        is_range(first, last) for first, last in command.offsets
+    )
+    if not is_valid:
+        op.refuse(Reason.INVALID_PARAMETER, f"offsets takes 1..{ENTRIES_MAX} ranges of queue offsets", command.group)
+        return
+    by = f", by {command.by}" if command.by else ""
+    why = f": {command.comment}" if command.comment else ""
+    detail = shortened(f"to the {command.to}{by}{why}")
+    outcome = OperationOutcome(Reason.OK, code_of(Reason.OK), applied=False)
+    runs = [(None, first, last, None, detail, outcome) for first, last in command.offsets]
+    op.audit.operation_runs(command.group, runs)
+    op.respond(Reason.OK)
 
 
 def _end_all_leases(op: OpContext, lane: LaneState) -> None:

@@ -13,6 +13,7 @@ from broker_state.kernel.administration import (
     decide_declare,
     decide_forget_lane,
     decide_policy,
+    decide_redrive,
     decide_reset_offset,
     declare,
 )
@@ -40,6 +41,7 @@ from popstream.wire.command import (
     ForgetLane,
     Policy,
     Pop,
+    Redrive,
     Reject,
     ResetOffset,
     ReturnClient,
@@ -148,6 +150,8 @@ def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
             decide_reset_offset(op, command)
         case ForgetLane():
             decide_forget_lane(op, command)
+        case Redrive():
+            decide_redrive(op, command)
         case Tick():
             op.audit.operation(Reason.OK)
             op.respond(Reason.OK)

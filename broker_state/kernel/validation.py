@@ -14,6 +14,7 @@ from popstream.wire.command import (
     ForgetLane,
     Policy,
     Pop,
+    Redrive,
     Reject,
     ResetOffset,
     ReturnClient,
@@ -85,7 +86,7 @@ def is_range(first: int, last: int) -> bool:
 def what_is_invalid(command: Command) -> str | None:
     """Describe the first field of `command` that is out of range; None when all are in range.
 
-    Entries, dispatched ranges and the target of a reset are checked where they are decided.
+    Entries, the target of a reset, and ranges of a dispatch and a redrive are checked where they are decided.
     """
     match command:
         case Ack() | ChangeInvisible() | Reject():
@@ -120,7 +121,7 @@ def what_is_invalid(command: Command) -> str | None:
                 or _back_off(command.back_off_ms)
                 or _quotas(command)
             )
-        case ResetOffset() | ForgetLane():
+        case ResetOffset() | ForgetLane() | Redrive():
             return _name("group", command.group)
         case ReturnClient():
             return _name("group", command.group) or _name("client_id", command.client_id)

@@ -283,6 +283,11 @@ class LetterOptions:
         ),
     ] = None
 
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="only with this in key, value or a header, or in what the handler raised"),
+    ] = None
+
     def selection(self, letters: Sequence[str] = ()) -> LetterSelection:
         """Return the selection, of these letters or of all. Raises Invalid or typer.BadParameter."""
         return LetterSelection(
@@ -290,6 +295,7 @@ class LetterOptions:
             group=self.group,
             since_ms=None if self.since is None else since_ms(self.since),
             reason=self.reason,
+            text=self.text,
             places=frozenset(map(parse_place, letters)) or None,
         )
 

@@ -28,6 +28,7 @@ from popstream.wire.command import (
     HandleRef,
     Policy,
     Pop,
+    Redrive,
     ResetOffset,
     ReturnClient,
     WrittenRange,
@@ -104,6 +105,7 @@ def send_unsigned_operations(tenant: Tenant) -> list[Answer]:
         Declare(**queue, topic_id="another topic of this name"),
         Dispatch(**queue, ranges=[WrittenRange(1_000_000, 1_000_000)]),
         Dispatch(**queue, skip=[(0, 0)]),
+        Redrive(**queue, group=GROUP, offsets=[(0, 0)], to="topic"),
     ]
     with Transport(tenant.client_settings(client_id="intruder")) as transport:
         return [transport.request(command) for command in commands]

@@ -16,6 +16,7 @@ from broker_state.audit import (
     is_release_cause,
 )
 from popstream.wire.handle import read_handle
+from popstream.wire.reason import Reason
 
 __all__ = ["Event", "EventKind", "MessageRows", "UnitRow", "events_of", "groups_of", "of_present_topic"]
 
@@ -85,6 +86,7 @@ class EventKind(enum.StrEnum):
     EXPIRED = "expired"
     ACKED = "acked"
     DEAD_LETTERED = "dead_lettered"
+    REDRIVE_ANNOUNCED = "redrive_announced"
     EXPIRED_FROM_LOG = "expired_from_log"
     REFUSED = "refused"
     REPEATED = "repeated"
@@ -104,7 +106,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         attempt: Number of the delivery, 1 for the first.
         epoch: Number of the pop; of a refused operation that of its handle, None: its handle is unreadable.
         until_ms: Deadline of the lease; of one that its client released the time from which it can be popped.
-        cause: Why, as in the table.
+        cause: Why, as in the table; of a redrive to whom, by whom and why.
         operation: Type of the operation that was refused or repeated.
         reason: Why it was refused.
         first: First offset of the range that shares the event; of a position that moved the one before.
@@ -133,6 +135,7 @@ _KINDS = {
     DeliveryStep.DEAD_LETTERED: EventKind.DEAD_LETTERED,
     DeliveryStep.EXPIRED_FROM_LOG: EventKind.EXPIRED_FROM_LOG,
 }
+_WITH_OPERATION = (EventKind.REFUSED, EventKind.REPEATED)
 _BY_CLIENT = ("ack", "change_invisible", "reject")
 
 # Within one record: first what was due, then the command, then what it grants, then the positions.
@@ -195,11 +198,13 @@ def _kind_of(row: DeliveryRow) -> EventKind:
 
 
 def _of_operations(row: OperationRow) -> Iterator[tuple[_Place, Event]]:
-    """Yield what `deliveries` does not tell: refusals, repetitions, and the dispatch."""
+    """Yield what `deliveries` does not tell: refusals, repetitions, redrives, and the dispatch."""
     if row.repeated:
         kind = EventKind.REPEATED
     elif row.kind == "dispatch" and row.applied:
         kind = EventKind.DISPATCHED
+    elif row.kind == "redrive" and row.reason == Reason.OK:
+        kind = EventKind.REDRIVE_ANNOUNCED
     elif row.kind in _BY_CLIENT and not row.applied:
         kind = EventKind.REFUSED
     else:
@@ -211,8 +216,9 @@ def _of_operations(row: OperationRow) -> Iterator[tuple[_Place, Event]]:
         group=row.group,
         client_id=row.client_id,
         epoch=None if handle is None else handle.epoch,
-        operation=None if kind is EventKind.DISPATCHED else row.kind,
-        reason=None if kind is EventKind.DISPATCHED else row.reason,
+        cause=row.detail if kind is EventKind.REDRIVE_ANNOUNCED else None,
+        operation=row.kind if kind in _WITH_OPERATION else None,
+        reason=row.reason if kind in _WITH_OPERATION else None,
         first=row.first_offset,
         last=row.last_offset,
     )

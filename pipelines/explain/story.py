@@ -219,6 +219,8 @@ def _of_the_lane(event: Event, client: str) -> str:
             return "deleted by the retention of its topic before it was done"
         case EventKind.RESET:
             return f"{event.cause} ended every lease of the lane, and forgot its attempts"
+        case EventKind.REDRIVE_ANNOUNCED:
+            return f"a redrive was announced, {event.cause}"
         case EventKind.REPEATED:
             return f"{client} sent its {event.operation} again, and got the first answer again"
         case EventKind.PASSED:

@@ -15,7 +15,7 @@ from popstream.dead_letters.handling_run import UnredrivenLetter
 from popstream.dead_letters.letter import parse_place
 from popstream.dead_letters.selection import LetterSelection
 from popstream.settings import new_client_id
-from popstream.wire.letter_handling import RedriveTarget
+from popstream.wire.command import RedriveTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["LetterPage", "LetterRequest", "Letters", "LettersRequest", "RedriveReport", "RedriveRequest"]
 
 WAIT_S = 10.0
+ANSWER_TIMEOUT_MS = 8_000
+"""Others wait for a redrive: the job of this very process answers, or does not decide now."""
 REDRIVEN_MAX = 500
 """Letters of a request at most: one transaction, so that a caller sees progress, and may stop."""
 
@@ -118,7 +120,7 @@ class Letters:
 
     Args:
         kafka: Returns the Kafka of the job, and the prefix of its topics.
-        admin_key: Signs what a redrive dispatches to topics that the job does not build; None: the job has no keys.
+        admin_key: Signs what a redrive announces and dispatches; None: the job has no keys.
         connect: Opens the dead letters with options of a client, for tests.
     """
 
@@ -177,6 +179,7 @@ class Letters:
             client_id=f"popstream-api-{new_client_id()}",
             prefix=prefix,
             admin_key=self._admin_key,
+            answer_timeout_ms=ANSWER_TIMEOUT_MS,
         )
 
 

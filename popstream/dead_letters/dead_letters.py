@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from popstream.dead_letters.letter import Letter, LetterPlace
     from popstream.dead_letters.letter_topics import LetterTopics, LogBounds
     from popstream.dead_letters.redrive_plan import RedrivenRecord
-    from popstream.wire.letter_handling import RedriveTarget
+    from popstream.wire.command import RedriveTarget
 
 __all__ = ["DeadLetters"]
 
@@ -116,7 +116,8 @@ class DeadLetters:
         """Send the messages of the selected letters again, oldest first, at the end of their queues.
 
         They are new messages: their attempts count from 1. Only what was not handled before is sent. Letters whose
-        message or queue is gone, or that Kafka refuses, are left as they are.
+        message or queue is gone, or that Kafka or the job refuses, are left as they are. The job must run: its audit
+        has an operation `redrive` for each group and queue, up to 2,000 letters, before their messages are sent.
 
         Args:
             selection: Which letters.
@@ -128,13 +129,13 @@ class DeadLetters:
             on_progress: Is told after each transaction.
 
         Raises:
-            Invalid: There is no dead-letter topic, Kafka does not allow writing, or the job wants an admin key for a
-                topic that it does not build; nothing was sent to that one.
+            Invalid: There is no dead-letter topic, Kafka does not allow writing, or the job wants an admin key.
+            NotDeclared: The job does not know a queue yet.
             Unavailable: Kafka does not answer, or a partition has no leader. What is done is recorded; call it again.
             Fenced: Another redrive or purge has begun.
             Corrupt: A letter cannot be read.
-            AnswerTimeout: The job does not answer about a topic that it does not build; what was sent there is
-                dispatched by the next redrive, before anything else.
+            AnswerTimeout: The job does not answer. Where it does not build a topic, what was sent there is dispatched
+                by the next redrive, before anything else.
         """
         queue_ids: dict[str, Mapping[int, LogBounds]] = {}
 
@@ -159,7 +160,7 @@ class DeadLetters:
     ) -> LettersReport:
         """Record that nobody wants the selected letters any more; nothing is sent, and they stay in their topic.
 
-        Arguments and errors are those of `redrive`.
+        Arguments are those of `redrive`, and errors those of Kafka; the job need not run.
         """
         call = HandlingCall("purged", by or _who(), comment)
         run = HandlingRun(self._topics, call, lambda _: (), on_progress)

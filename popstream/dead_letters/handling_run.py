@@ -11,10 +11,14 @@ import msgspec
 
 from popstream.dead_letters.letter_reader import HandledLetters
 from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedError
+from popstream.errors import NotDeclared, Refused
+from popstream.exchange.coalescer import ranges_of
 from popstream.payload.payloads import merge_ranges
 from popstream.wire.base_errors import Invalid
+from popstream.wire.command import Redrive
 from popstream.wire.letter_handling import LetterHandling
 from popstream.wire.queue_name import QueueName
+from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from popstream.dead_letters.letter import Letter, LetterPlace
     from popstream.dead_letters.letter_topics import LetterTopics, LetterWriter
     from popstream.dead_letters.redrive_plan import RedrivenRecord
-    from popstream.wire.letter_handling import RedriveTarget
+    from popstream.wire.command import RedriveTarget
 
 __all__ = ["HandlingCall", "HandlingRun", "LettersReport", "UnredrivenLetter"]
 
@@ -122,6 +126,7 @@ class HandlingRun:
         self._handled = HandledLetters(topics)
         self._undispatched: defaultdict[QueueName, list[tuple[int, int]]] = defaultdict(list)
         self._declared: set[QueueName] = set()
+        self._announced_count = 0
         self._dispatched_s = time.monotonic()
 
     def pretend(self, letters: Iterable[Letter], limit: int | None) -> None:
@@ -141,7 +146,8 @@ class HandlingRun:
             self._dispatch()
         for batch in _batches(self._planned(letters, limit)):
             self._declare(batch)
-            self._write(writer, batch)
+            if permitted := self._announce(batch):
+                self._write(writer, permitted)
             self._on_progress(self.report)
             if time.monotonic() - self._dispatched_s > DISPATCH_EACH_S:
                 self._dispatch()
@@ -208,11 +214,51 @@ class HandlingRun:
             self._undispatched.clear()
         self._dispatched_s = time.monotonic()
 
-    def _declare(self, batch: Sequence[HandledLetter]) -> None:
-        """Declare the queues that the job does not build.
+    def _announce(self, batch: Sequence[HandledLetter]) -> Sequence[HandledLetter]:
+        """Have the job audit what is about to be redriven; return the letters that it lets be redriven.
 
-        Before anything is sent: what was committed could not be dispatched by a client without the right to do so.
+        Before anything is sent: the job refuses a client without the right to do so.
+
+        Raises:
+            NotDeclared: The job does not know a queue yet, as after it has lost its state.
         """
+        if self._call.to is None:
+            return batch
+        letters_of: defaultdict[tuple[str, int, str], list[HandledLetter]] = defaultdict(list)
+        for one in batch:
+            letters_of[one.letter.topic, one.letter.queue_id, one.letter.group].append(one)
+        answers = self._topics.announce(
+            [self._redrive(*lane, self._call.to, letters) for lane, letters in letters_of.items()]
+        )
+        permitted: list[HandledLetter] = []
+        for letters, answer in zip(letters_of.values(), answers, strict=True):
+            if answer.reason is Reason.OK:
+                permitted += letters
+            elif answer.reason is Reason.TOPIC_NOT_EXIST:
+                raise NotDeclared.of(answer)
+            else:
+                for one in letters:
+                    self._leave(one.letter, Refused(answer))
+        return permitted
+
+    def _redrive(
+        self, topic: str, queue_id: int, group: str, to: RedriveTarget, letters: Iterable[HandledLetter]
+    ) -> Redrive:
+        self._announced_count += 1
+        return Redrive(
+            v=1,
+            topic=topic,
+            queue_id=queue_id,
+            op_id=f"redrive-{self._call.call}-{self._announced_count}",
+            group=group,
+            offsets=ranges_of(one.letter.queue_offset for one in letters),
+            to=to,
+            by=self._call.by,
+            comment=self._call.comment,
+        )
+
+    def _declare(self, batch: Sequence[HandledLetter]) -> None:
+        """Declare the queues that the job does not build."""
         queues = {
             (one.letter.topic, one.letter.queue_id)
             for one in batch

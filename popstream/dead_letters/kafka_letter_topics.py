@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from popstream.dead_letters.kafka_letter_writer import KafkaLetterWriter
 from popstream.errors import Refused
 from popstream.exchange.transport import Transport
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.send.backfill import declare_queue, dispatch_records
+from popstream.topics.access_rights import rights_refused
 from popstream.topics.message_topics import TopicReader
 from popstream.topics.queue_types import QueueTypes
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from popstream.dead_letters.letter_topics import LogBounds
     from popstream.payload.payloads import Payloads
     from popstream.settings import ClientSettings
-    from popstream.wire.command import QueueType
+    from popstream.wire.answer import Answer
+    from popstream.wire.command import QueueType, Redrive
 
 __all__ = ["KafkaLetterTopics"]
 
@@ -74,6 +76,16 @@ class KafkaLetterTopics:
             with _admin_key_named():
                 declare_queue(self._settings, self._connected(), topic, queue_id)
 
+    def announce(self, redrives: Sequence[Redrive]) -> list[Answer]:
+        """See `LetterTopics.announce`."""
+        transport = self._connected()
+        asked = [transport.submit(redrive) for redrive in redrives]
+        answers = [answered.result() for answered in asked]
+        for answer in answers:
+            if answer.reason is Reason.NO_PERMISSION:
+                raise _admin_key_wanted(Refused(answer))
+        return answers
+
     def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """See `LetterTopics.dispatch`."""
         for (topic, queue_id), ranges in sent.items():
@@ -92,6 +104,8 @@ class KafkaLetterTopics:
             )
             with contextlib.closing(admin):
                 admin.delete_records(places)
+        except TopicAuthorizationFailedError as error:
+            raise rights_refused(self._settings.connection, {self.dead_letters: ["Delete"]}) from error
         except KafkaError as error:
             message = f"Kafka does not delete records of {self.dead_letters}: {error!r}"
             raise (Unavailable if error.retriable else Invalid)(message, subject=self.dead_letters) from error
@@ -114,8 +128,9 @@ def _admin_key_named() -> Iterator[None]:
     except Refused as error:
         if error.reason is not Reason.NO_PERMISSION:
             raise
-        message = (
-            f"{error.message}: the job does not build {error.answer.topic}, so a redrive to it needs an admin key of"
-            " the job, by --admin-key-file or admin_key="
-        )
-        raise Invalid(message, subject=error.subject) from error
+        raise _admin_key_wanted(error) from error
+
+
+def _admin_key_wanted(refused: Refused) -> Invalid:
+    message = f"{refused.message}: a redrive needs an admin key of the job, by --admin-key-file or admin_key="
+    return Invalid(message, subject=refused.subject)

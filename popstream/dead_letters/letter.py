@@ -25,6 +25,7 @@ from popstream.wire.headers import (
     DEAD_LETTER_TOO_LARGE_HEADER,
     DEAD_LETTER_TOPIC_HEADER,
 )
+from popstream.wire.limits import OFFSET_MAX, QUEUE_ID_MAX
 
 if TYPE_CHECKING:
     from popstream.payload.payloads import Payload
@@ -96,7 +97,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
         queue_id = _number(found.get(DEAD_LETTER_QUEUE_ID_HEADER))
         queue_offset = _number(found.get(DEAD_LETTER_QUEUE_OFFSET_HEADER))
         topic, group = _text(found.get(DEAD_LETTER_TOPIC_HEADER)), _text(found.get(DEAD_LETTER_GROUP_HEADER))
-        is_letter = bool(topic and group) and queue_id >= 0 and queue_offset >= 0
+        is_letter = bool(topic and group) and 0 <= queue_id <= QUEUE_ID_MAX and 0 <= queue_offset <= OFFSET_MAX
         cannot_redrive = "" if is_letter else "its headers are not those of a dead letter"
         for name in (DEAD_LETTER_GONE_HEADER, DEAD_LETTER_TOO_LARGE_HEADER):
             cannot_redrive = cannot_redrive or _text(found.get(name))

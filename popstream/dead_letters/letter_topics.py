@@ -1,4 +1,7 @@
-"""What the redrive needs of Kafka: reads, transactions, dispatches. `MemoryJob` has another one, for tests."""
+"""What the redrive needs of Kafka and the job: reads, announcements, transactions, dispatches.
+
+`MemoryJob` has another one, for tests.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ if TYPE_CHECKING:
     from popstream.dead_letters.letter import Letter
     from popstream.dead_letters.redrive_plan import RedrivenRecord
     from popstream.payload.payloads import Payloads
+    from popstream.wire.answer import Answer
     from popstream.wire.base_errors import Invalid
-    from popstream.wire.command import QueueType
+    from popstream.wire.command import QueueType, Redrive
     from popstream.wire.letter_handling import LetterHandling
 
 __all__ = ["HandledLetter", "LetterRefusedError", "LetterTopics", "LetterWriter", "LogBounds"]
@@ -107,12 +111,19 @@ class LetterTopics(Protocol):
     def declare(self, queues: Iterable[QueueName]) -> None:
         """Declare queues that the job does not build, so that what is sent to them can be dispatched.
 
-        Both need the same rights and the same key: if this fails, a dispatch would.
-
         Raises:
             AnswerTimeout: The job does not answer.
             Refused: The job refuses it.
             Invalid: The job wants an admin key, the queue does not exist, or Kafka refuses.
+            Unavailable: Kafka does not answer.
+        """
+
+    def announce(self, redrives: Sequence[Redrive]) -> list[Answer]:
+        """Tell the job what is about to be redriven, so that its audit has it; return the answer to each.
+
+        Raises:
+            AnswerTimeout: The job does not answer.
+            Invalid: The job wants an admin key, or Kafka refuses.
             Unavailable: Kafka does not answer.
         """
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from popstream.dead_letters.letter import Letter
     from popstream.payload.inner_batch import TypeOf
-    from popstream.wire.letter_handling import RedriveTarget
+    from popstream.wire.command import RedriveTarget
 
 __all__ = ["RedrivenRecord", "plan_redrive"]
 

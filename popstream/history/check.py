@@ -44,6 +44,7 @@ from popstream.wire.command import (
     ForgetLane,
     Policy,
     Pop,
+    Redrive,
     Reject,
     ResetOffset,
     ReturnClient,
@@ -291,7 +292,7 @@ class _QueueHistory:
 
     def _add(self, command: Command, answer: Answer | None) -> None:
         match command:
-            case Pop() | Tick():
+            case Pop() | Redrive() | Tick():
                 pass
             case Ack() | ChangeInvisible() | Reject():
                 self._add_entries(command, answer)

@@ -127,6 +127,5 @@ def require(answer: Answer, expected: Collection[Reason]) -> Answer:
     if answer.reason in expected:
         return answer
     if answer.reason is Reason.TOPIC_NOT_EXIST:
-        message = f"the job does not know {answer.topic}/{answer.queue_id}: the queue has not been declared yet"
-        raise NotDeclared(message, subject=f"{answer.topic}/{answer.queue_id}")
+        raise NotDeclared.of(answer)
     raise Refused(answer)

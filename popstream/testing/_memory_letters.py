@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from popstream.exchange.coalescer import ranges_of
+from popstream.exchange.partitioner import ops_key
 from popstream.payload.payloads import Payload
 from popstream.testing._memory_kafka import MemoryKafka
+from popstream.wire.answer import decode_frame
+from popstream.wire.command import encode_command
 from popstream.wire.queue_name import QueueName
 
 if TYPE_CHECKING:
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from popstream.dead_letters.letter_topics import HandledLetter, LogBounds
     from popstream.payload.payloads import Payloads
     from popstream.testing.memory_job import MemoryJob
-    from popstream.wire.command import QueueType
+    from popstream.wire.answer import Answer
+    from popstream.wire.command import QueueType, Redrive
     from popstream.wire.letter_handling import LetterHandling
 
 __all__ = ["DEAD_LETTERS", "OWN_TOPICS", "MemoryLetterTopics"]
@@ -59,6 +63,14 @@ class MemoryLetterTopics:
 
     def declare(self, queues: Iterable[QueueName]) -> None:
         """Do nothing: what is written to is declared."""
+
+    def announce(self, redrives: Sequence[Redrive]) -> list[Answer]:
+        """Return the answers of the job."""
+        link = self._job.link()
+        for redrive in redrives:
+            addressed = msgspec.structs.replace(redrive, reply_to=link.open())
+            link.send(ops_key(redrive.topic, redrive.queue_id), encode_command(addressed), lambda _: None)
+        return [answer for frame in link.receive(0) for answer in decode_frame(frame)]
 
     def dispatch(self, sent: Mapping[QueueName, Sequence[tuple[int, int]]]) -> None:
         """Do nothing: what is written is dispatched."""

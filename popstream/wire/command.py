@@ -32,6 +32,8 @@ __all__ = [
     "Policy",
     "Pop",
     "QueueType",
+    "Redrive",
+    "RedriveTarget",
     "Reject",
     "RejectEntry",
     "Release",
@@ -53,6 +55,8 @@ QueueType = Literal["simple", "batch", "sparse"]
 Release = Literal["after", "back_off"]
 Init = Literal["min", "max"]
 Cause = Literal["GONE", "UNREADABLE"]
+RedriveTarget = Literal["group", "topic"]
+"""Who gets a redriven message: only the group that gave it up, or every group of the topic."""
 
 
 class CommandBase(
@@ -261,11 +265,25 @@ class ForgetLane(AdminBase, frozen=True, tag="forget_lane"):
     group: str
 
 
+class Redrive(AdminBase, frozen=True, tag="redrive"):
+    """Announce that messages which `group` gave up are about to be sent again, as new messages.
+
+    It changes no lane: the audit says who announced what, and why. `offsets` are those of the messages when they were
+    given up, `by` who announces it, as `user@host`, by their own account.
+    """
+
+    group: str
+    offsets: list[OffsetRange]
+    to: RedriveTarget
+    by: str = ""
+    comment: str = ""
+
+
 class Tick(CommandBase, frozen=True, tag="tick"):
     """Let due deadlines of the queue take effect; carries no time, the record's own timestamp is the time."""
 
 
-AdminCommand = Declare | Policy | Dispatch | ReturnClient | ResetOffset | ForgetLane
+AdminCommand = Declare | Policy | Dispatch | ReturnClient | ResetOffset | ForgetLane | Redrive
 """What an administrator, a builder or a dispatching producer sends; everything else is the work of consumers."""
 
 
@@ -281,6 +299,7 @@ Command = (
     | ReturnClient
     | ResetOffset
     | ForgetLane
+    | Redrive
     | Tick
 )
 

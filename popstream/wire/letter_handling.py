@@ -10,10 +10,9 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["LetterHandling", "RedriveTarget"]
+from popstream.wire.command import RedriveTarget
 
-RedriveTarget = Literal["group", "topic"]
-"""Who gets a redriven message: only the group that gave it up, or every group of the topic."""
+__all__ = ["LetterHandling"]
 
 
 class LetterHandling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -65,6 +65,7 @@ _KINDS = (
     "return_client",
     "reset_offset",
     "forget_lane",
+    "redrive",
     "declare",
     "again",
 )
@@ -320,6 +321,10 @@ class History:
 
     def _forget_lane(self, _queue: QueueName) -> Operation:
         return {"type": "forget_lane", "group": self._name([*GROUPS, "nobody"])}
+
+    def _redrive(self, queue: QueueName) -> Operation:
+        offsets = [[self._offset(queue), self._offset(queue)]]
+        return {"type": "redrive", "group": self._name(GROUPS), "offsets": offsets, "to": "group"}
 
     def _tick(self, _queue: QueueName) -> Operation:
         return {"type": "tick"}

@@ -34,6 +34,7 @@ from popstream.wire.command import (
     HandleRef,
     Policy,
     Pop,
+    Redrive,
     Reject,
     RejectEntry,
     ResetOffset,
@@ -296,6 +297,10 @@ def _policy(reader: ByteReader, shape: Shape) -> Command:
     )
 
 
+def _redrive(reader: ByteReader, shape: Shape) -> Command:
+    return Redrive(**_QUEUE, group=_group(reader, shape), offsets=_ranges(reader, shape), to="group", comment="x" * 512)
+
+
 def _cancel(reader: ByteReader, shape: Shape) -> Command:
     place = reader.pick((1, max(1, shape.parked)))
     return Cancel(**_QUEUE, target_op_id=reader.pick((f"parked-{PARKED_MAX + 1 + place}", "op-0", "op-1")))
@@ -310,6 +315,7 @@ _MAKERS = (
     ),
     lambda reader, shape: ResetOffset(**_QUEUE, group=_group(reader, shape), queue_offset=_offset(reader, shape)),
     lambda reader, shape: ForgetLane(**_QUEUE, group=_group(reader, shape)),
+    _redrive,
     lambda _reader, _shape: Tick(**_QUEUE),
     _declare,
     _policy,

@@ -51,6 +51,7 @@ WEIGHTS = {
     "reset_offset": 2,
     "forget_lane": 0.7,
     "policy": 2.5,
+    "redrive": 0.5,
     "tick": 4,
     "declare": 0.7,
     "again": 6,
@@ -59,7 +60,7 @@ WEIGHTS = {
     "invalid": 4,
 }
 
-COMMANDS = list(WEIGHTS)[:12]
+COMMANDS = list(WEIGHTS)[:13]
 
 _GROUP_OF_CHECK = {queue: {lane_check(*queue, group): group for group in GROUPS} for queue in QUEUES}
 
@@ -541,6 +542,12 @@ class World:
     def _forget_lane(self, queue: tuple[str, int]) -> dict[str, Any]:
         return {"type": "forget_lane", "group": self._group()}
 
+    def _redrive(self, queue: tuple[str, int]) -> dict[str, Any]:
+        r = self.random
+        first = r.randrange(20)
+        to = r.choice(["group", "topic"])
+        return {"type": "redrive", "group": self._group(), "offsets": [[first, first + r.randrange(3)]], "to": to}
+
     def _tick(self, queue: tuple[str, int]) -> dict[str, Any]:
         return {"type": "tick"}
 
@@ -596,7 +603,8 @@ _WRONG: list[tuple[str, str, list[Any]]] = [
     ("declare", "min_offset", [-1]),
     *[(kind, "op_id", ["", "x" * 129, "\u00fc" * 65]) for kind in ("ack", "dispatch", "tick", "policy", "cancel")],
     *[(kind, "client_id", _TOO_LONG) for kind in (*_ENTRIES, "return_client")],
-    *[(kind, "group", _TOO_LONG) for kind in ("return_client", "reset_offset", "forget_lane", "policy")],
+    *[(kind, "group", _TOO_LONG) for kind in ("return_client", "reset_offset", "forget_lane", "policy", "redrive")],
+    ("redrive", "offsets", [[], [[5, 4]], [[0, 1], [-1, 3]], [[0, 2**63]], [[0, 0]] * 10_001, [[0, 0]] * 10_000]),
     *[
         (
             kind,

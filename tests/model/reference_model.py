@@ -942,6 +942,9 @@ class ReferenceModel:
         self.counts["forget_lane", "gone" if lane is not None else "no lane"] += 1
         return self._new_answer(command.op_id, "forget_lane", Reason.OK, lane is not None, queue["now"])
 
+    def _redrive(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
+        return self._new_answer(command.op_id, "redrive", Reason.OK, False, queue["now"])
+
     def _tick(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         return self._new_answer(command.op_id, "tick", Reason.OK, False, queue["now"])
 
@@ -1881,6 +1884,11 @@ def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
                 return quota
         if command.group is None and command.orderly is not None:
             return "orderly without a group"
+    elif kind == "redrive":
+        if not 1 <= len(command.offsets) <= MAX_LIST:
+            return "offset ranges"
+        if not all(0 <= first <= last <= MAX_OFFSET for first, last in command.offsets):
+            return "offsets"
     elif kind == "declare":
         if not 0 <= command.min_offset <= MAX_OFFSET:  # CHOICE: the document gives no range
             return "min_offset"

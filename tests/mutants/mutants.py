@@ -338,6 +338,13 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a_redrive_has_a_row_for_its_first_range_alone",
+        "semantics.md, redrive: a row in `operations` for each range",
+        "kernel/administration.py",
+        "detail, outcome) for first, last in command.offsets]",
+        "detail, outcome) for first, last in command.offsets[:1]]",
+    ),
+    Mutant(
         "clock_runs_backwards",
         "semantics.md: `now` is the record's timestamp, made monotone per queue",
         "kernel/decide.py",

@@ -37,6 +37,7 @@ from tests.support.in_process.folding import KERNEL_FAMILIES, Folded, Folding, r
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from broker_state.audit import OperationRow
     from tests.model.reference_model import Record
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +197,8 @@ class Queue:
         self._folding = Folding(self.kv, partitions=1)
         self._number = 0
         self.now_ms = MS
+        self.operation_rows: list[OperationRow] = []
+        """Those of the last operation."""
         self.send("declare", topic_id="i" * 255)
 
     def send(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
@@ -209,6 +212,7 @@ class Queue:
         decision = self._folding.decide([record])
         families = {family: self.kv.families.get(family, {}) for family in KERNEL_FAMILIES}
         assert_small(families, self._folding.folded)
+        self.operation_rows = decision.operations
         return [json.loads(answer) for _, answer in decision.answers]
 
 
@@ -314,12 +318,14 @@ def invalid_operations() -> Iterator[tuple[str, dict[str, Any]]]:
         pop = {"group": "g", "max_messages": 1, "invisible_time_ms": 5}
         for name in ("group", "client_id", "attempt_id"):
             yield "pop", {**pop, name: text}
-        for kind in ("return_client", "reset_offset", "forget_lane", "policy"):
+        for kind in ("return_client", "reset_offset", "forget_lane", "policy", "redrive"):
             fields: dict[str, Any] = {"group": text}
             if kind == "return_client":
                 fields["client_id"] = "c"
             elif kind == "reset_offset":
                 fields["queue_offset"] = 1
+            elif kind == "redrive":
+                fields |= {"offsets": [[0, 1]], "to": "group"}
             yield kind, fields
         yield "return_client", {"group": "g", "client_id": text}
         yield "cancel", {"target_op_id": text}
@@ -344,6 +350,14 @@ def test_texts_without_end_are_neither_stored_nor_answered(number: int, queue: Q
     for answer in answers:
         assert not answer["applied"]
         assert len(json.dumps(answer, ensure_ascii=False).encode()) < 16 * 1024
+
+
+def test_the_rows_of_a_redrive_have_the_beginning_of_what_it_says(queue: Queue) -> None:
+    text = "é" * 100_000
+    queue.send("redrive", group="g", offsets=[[0, 1], [5, 5]], to="group", by=text, comment=text)
+    rows = queue.operation_rows
+    assert [(row.kind, row.first_offset, row.last_offset) for row in rows] == [("redrive", 0, 1), ("redrive", 5, 5)]
+    assert {row.detail for row in rows} == {f"to the group, by {text}"[:512]}
 
 
 def test_reject_with_a_long_cause(queue: Queue) -> None:

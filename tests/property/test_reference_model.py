@@ -242,7 +242,8 @@ OUTCOMES: list[tuple[str, ...]] = [
         )
     ],
     *[("invalid", kind, "client_id") for kind in (*_RANGED, "return_client")],
-    *[("invalid", kind, "group") for kind in ("return_client", "reset_offset", "forget_lane", "policy")],
+    *[("invalid", kind, "group") for kind in ("return_client", "reset_offset", "forget_lane", "policy", "redrive")],
+    *[("invalid", "redrive", field) for field in ("offset ranges", "offsets")],
     *[
         ("invalid", "policy", field)
         for field in (

@@ -118,6 +118,7 @@ class Workload:
             self._send_again: 4,
             self._reset: 1,
             self._forget: 1,
+            self._announce_redrive: 1,
             self._send_unreadable: 1,
         }
         (send,) = self._random.choices(list(kinds), list(kinds.values()))
@@ -165,6 +166,9 @@ class Workload:
 
     def _forget(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
         self._send(producer, queue, "forget_lane", group="search")
+
+    def _announce_redrive(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
+        self._send(producer, queue, "redrive", group="search", offsets=[[0, 3], [7, 7]], to="group", by=self._name)
 
     def _send_unreadable(self, producer: KafkaProducer, queue: tuple[str, int]) -> None:
         self._write(producer, queue, self._random.choice([b"", b"{nope"]))

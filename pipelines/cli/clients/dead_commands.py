@@ -93,8 +93,8 @@ def redrive(
     All that nobody has handled, or those that are selected. A redrive
     that was stopped or killed has lost nothing: the same command goes on
     where it ended, and sends nothing twice. Exit code 1: some could not
-    be redriven; they stay. A topic that the job does not build needs
-    --admin-key-file where the job has admin keys.
+    be redriven; they stay. The job has to run; where it has admin keys,
+    it needs --admin-key-file.
 
     popstream dead redrive --group billing --reason '*Timeout*'
     """

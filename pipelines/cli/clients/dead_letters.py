@@ -20,7 +20,7 @@ from pipelines.control.client import ask
 from pipelines.control.letter_facts import LetterContent, LetterFacts
 from pipelines.times import utc_text
 from popstream import DeadLetters, Invalid, Letter, LetterHandling, LetterSelection, LettersReport, PopstreamError
-from popstream.wire.letter_handling import RedriveTarget
+from popstream.wire.command import RedriveTarget
 
 __all__ = ["run_list", "run_purge", "run_redrive", "run_show"]
 

@@ -172,7 +172,7 @@ def perf(
     pop_size: Annotated[
         int, typer.Option(help="messages of a pop, or of a call of the handler of sets", min=1, max=10_000)
     ] = 100,
-    prefetch: Annotated[int, typer.Option(help="messages that a worker leases ahead", min=1)] = 1_000,
+    prefetch: Annotated[int, typer.Option(help="messages that a worker leases ahead", min=1)] = 10_000,
     invisible_time: InvisibleTime = A_MINUTE,
     timeout: Annotated[
         Duration,

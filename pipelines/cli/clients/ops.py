@@ -37,6 +37,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "return_client": {"group": "billing", "client_id": "worker-1"},
     "reset_offset": {"group": "billing", "queue_offset": 0},
     "forget_lane": {"group": "billing"},
+    "redrive": {"group": "billing", "offsets": [[0, 4]], "to": "group", "by": "anna@bar", "comment": "fixed"},
     "tick": {},
 }
 EXAMPLES = {name: {"type": name, "topic": "orders", "queue_id": 0, **fields} for name, fields in _FIELDS.items()}

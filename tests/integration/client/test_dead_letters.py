@@ -1,7 +1,7 @@
 """Claim: whenever a redrive is killed, the next one goes on, and each message is sent once; none is lost.
 
-Method: a broker, letters as the job writes them, redrives that kill themselves at a point, and others that refuse or
-interrupt them. What is committed to the message topic is compared with the letters.
+Method: a broker, letters as the job writes them, answers as it sends them, redrives that kill themselves at a point,
+and others that refuse or interrupt them. What is committed to the message topic is compared with the letters.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of
 from popstream.wire.letter_handling import LetterHandling
 from tests.support.left_behind import end_offsets
+from tests.support.redrive_answers import RedriveAnswers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from connectors.kafka.embedded import EmbeddedKafka
     from popstream import LettersReport
@@ -115,8 +116,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene(kafka: EmbeddedKafka, topic_prefix: str) -> Scene:
-    return Scene(kafka.bootstrap_servers, topic_prefix)
+def scene(kafka: EmbeddedKafka, topic_prefix: str) -> Iterator[Scene]:
+    scene = Scene(kafka.bootstrap_servers, topic_prefix)
+    with RedriveAnswers(kafka.bootstrap_servers, topic_prefix):
+        yield scene
 
 
 def test_killed_at_every_kind_of_moment_it_goes_on_and_sends_each_message_once(scene: Scene) -> None:
@@ -128,7 +131,7 @@ def test_killed_at_every_kind_of_moment_it_goes_on_and_sends_each_message_once(s
     kills: list[tuple[Point, int, int]] = [
         ("send", CHUNK_LETTERS // 2, 0),  # the first messages of a transaction
         ("send", 2 * CHUNK_LETTERS + 50, 0),  # records that say so, while other messages are in flight
-        ("send", 2 * TRANSACTION_LETTERS_MAX, 0),  # the last of these records
+        ("send", QUEUES + 2 * TRANSACTION_LETTERS_MAX, 0),  # the last of these records; before, each queue is announced
         ("commit", 1, 0),
         ("commit", 2, 1),
         ("committed", 1, 1),
@@ -196,7 +199,7 @@ def test_what_kafka_refuses_is_left_and_keeps_no_other_back(scene: Scene, count:
 
 
 def test_what_an_earlier_redrive_sent_to_a_topic_that_is_gone_keeps_no_other_back(scene: Scene) -> None:
-    """One was deleted, and one was made again, without records. No job runs, so nothing waits for its answer."""
+    """One was deleted, and one was made again, without records. Nobody answers a dispatch."""
     empty = f"{scene.prefix}-empty"
     create_message_topic(KafkaConnection(scene.servers), empty, 1)
     fields: dict[str, Any] = {"v": 1, "action": "redriven", "at_ms": 1, "by": "anna", "call": "c", "group": GROUP}

@@ -62,6 +62,14 @@ def give_up(up: Up, topic: str, count: int, *, queues: int = 2) -> None:
     wait_for(lambda: len(letters(up, "--topic", topic)) == count)
 
 
+def rows(up: Up, condition: str) -> list[dict[str, Any]]:
+    """The rows of redrives in the table of operations."""
+    sql = f"SELECT * FROM operations WHERE kind = 'redrive' AND {condition}"  # noqa: S608 - our own condition
+    done = run(up, "query", sql, "--json")
+    assert done.returncode == 0, done.stderr
+    return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
+
+
 def consumed(up: Up, topic: str, group: str) -> list[str]:
     done = run(up, "consume", topic, "--group", group, "--json")
     assert done.returncode == 0, done.stderr
@@ -93,6 +101,13 @@ def test_a_redrive_reaches_the_group_that_gave_up_alone(up: Up) -> None:
     (handled,) = [one for one in letters(up, "--topic", "orders", "--all") if one["letter"] == place]
     assert (handled["handling"]["to"], handled["handling"]["comment"]) == ("group", "the milk is back")
     assert "redriven to the group" in run(up, "dead", "show", place).stdout
+    (told,) = wait_for(lambda: rows(up, f"detail LIKE '%: {handled['handling']['comment']}'"))
+    assert told["op_id"] == f"redrive-{handled['handling']['call']}-1"
+    assert (told["topic"], told["queue_id"], told["group"]) == ("orders", handled["queue_id"], "baristas")
+    assert told["first_offset"] == told["last_offset"] == handled["queue_offset"]
+    assert told["detail"] == f"to the group, by {handled['handling']['by']}: the milk is back"
+    why = run(up, "why", f"orders/{handled['queue_id']}/{handled['queue_offset']}")
+    assert f"a redrive was announced, {told['detail']}" in why.stdout, why.stdout + why.stderr
 
 
 def test_from_another_machine_to_every_group(up: Up, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Claim: where a job has admin keys, a redrive to a topic that it does not build sends only what it can dispatch.
+"""Claim: where a job has admin keys, nobody redrives without one, to a topic that the job builds or not.
 
 Method: a job with keys, as users run it, its commands with a key and without one, and its API, which has the key.
 """
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 TOKEN = "a-token-of-the-tests-0123456789"  # noqa: S105 - of no other use
+UNSIGNED_REDRIVE = "was refused: NO_PERMISSION (16): NOT_SIGNED: redrive needs the signature of an admin key"
 UNSIGNED = "declare on bills/0 was refused: NO_PERMISSION (16): NOT_SIGNED: declare needs the signature of an admin key"
 
 
@@ -62,9 +63,9 @@ class Site(NamedTuple):
         assert done.returncode == 0, done.stderr
         return [letter["letter"] for letter in msgspec.json.decode(done.stdout)]
 
-    def consumed(self) -> list[str]:
+    def consumed(self, topic: str = "bills") -> list[str]:
         """What the group that gave up gets of the topic now."""
-        done = run(self.up, "consume", "bills", "--group", "baristas", "--json")
+        done = run(self.up, "consume", topic, "--group", "baristas", "--json")
         assert done.returncode == 0, done.stderr
         return sorted(msgspec.json.decode(line)["value"] for line in done.stdout.splitlines())
 
@@ -87,18 +88,31 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         up.end()
 
 
-def give_up(site: Site, *values: str) -> None:
-    """Send messages to a topic that the job does not build, and let a group reject them."""
+def give_up(site: Site, *values: str, topic: str = "bills") -> None:
+    """Send messages to a topic, by default one that the job does not build, and let a group reject them."""
     lines = "".join(f"{value}\n" for value in values)
-    sent = run(site.up, "send", "bills", "--create", "1", "--admin-key-file", str(site.key), text=lines)
+    sent = run(site.up, "send", topic, "--create", "1", "--admin-key-file", str(site.key), text=lines)
     assert sent.returncode == 0, sent.stderr
     with Consumer(site.servers, group="baristas") as consumer:
         rejected = 0
         while rejected < len(values):
-            messages = consumer.pop("bills", 0, 100, 60_000, 1_000).messages
+            messages = consumer.pop(topic, 0, 100, 60_000, 1_000).messages
             rejected += len(messages)
             consumer.reject(messages, "no milk")
     wait_for(lambda: len(site.letters()) == len(values))
+
+
+def test_a_topic_that_the_job_builds_needs_the_key_as_well(site: Site) -> None:
+    """The first one: a later one would begin with what an earlier redrive has sent to the other topic."""
+    give_up(site, "f", "g", topic="orders")
+    code, said = site.redrive()
+    assert (code, UNSIGNED_REDRIVE in said, "by --admin-key-file" in said) == (2, True, True), said
+    assert site.consumed("orders") == []
+    assert len(site.letters()) == 2
+    assert site.redrive("--admin-key-file", str(site.key))[0] == 0
+    assert site.consumed("orders") == ["f", "g"]
+    sql = "SELECT DISTINCT admin_key FROM operations WHERE kind = 'redrive' AND topic = 'orders'"
+    wait_for(lambda: run(site.up, "query", sql, "--csv").stdout.split() == ["admin_key", "2030"], look_each_s=1)
 
 
 def test_without_the_key_nothing_is_sent_and_the_api_and_the_command_with_it_send(site: Site) -> None:

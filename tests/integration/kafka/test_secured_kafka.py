@@ -13,7 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
@@ -28,7 +28,8 @@ from connectors.kafka.topic_admin import create_message_topic, open_admin
 from pipelines.http_api.letters import Letters, LettersRequest, RedriveRequest
 from pipelines.job_settings import JobSettings
 from pipelines.process.job_topics import ensure_job_topics
-from popstream import Consumer, Invalid, PopstreamError, Producer, Unavailable
+from popstream import Consumer, DeadLetters, Invalid, PopstreamError, Producer, Unavailable
+from popstream.dead_letters.kafka_letter_topics import KafkaLetterTopics
 from popstream.kafka_connection import KafkaConnection
 from popstream.payload.payload_reader import make_reader
 from popstream.reach_kafka import reach_kafka
@@ -36,16 +37,19 @@ from popstream.settings import ClientSettings, FetchClient
 from popstream.topics.access_rights import require_rights
 from popstream.topics.message_topics import TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
+from popstream.wire.answer import Answer
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of
+from popstream.wire.reason import Reason
 from tests.support.acl_lines import rights_in
 from tests.support.processes.up_process import run_for
 from tests.support.secured_site import pkcs12_trust_store, wait_until_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from connectors.kafka.embedded import EmbeddedKafka
+    from popstream.wire.command import Redrive
 
 pytestmark = pytest.mark.integration
 
@@ -183,10 +187,22 @@ def give_up(broker: SecuredKafka, value: bytes) -> None:
         sending.send(OWN.dead_letters, copied.value, copied.key, list(copied.headers)).get(PATIENCE_S)
 
 
+class Announced(KafkaLetterTopics):
+    """The topics of a job that answers; there is none here."""
+
+    def announce(self, redrives: Sequence[Redrive]) -> list[Answer]:
+        answer = partial(Answer, type="redrive", code=0, reason=Reason.OK, applied=False, now_ms=0)
+        return [answer(op_id=one.op_id or "", topic=one.topic, queue_id=one.queue_id) for one in redrives]
+
+
 def test_a_redrive_by_the_api_names_the_right_that_the_job_lacks(secured: SecuredKafka) -> None:
     """The rights of the document's row about the user of the job: of what is sent, and of the transaction."""
     connection = login(secured, "job")
-    letters = Letters(lambda: (connection, "popstream"), None)
+
+    def connect(**options: Any) -> DeadLetters:
+        return DeadLetters(**options, topics=Announced(ClientSettings(**options)))
+
+    letters = Letters(lambda: (connection, "popstream"), None, connect)
 
     def redrive() -> int:
         return letters.redrive(RedriveRequest(), "127.0.0.1").letters
@@ -206,6 +222,11 @@ def test_a_redrive_by_the_api_names_the_right_that_the_job_lacks(secured: Secure
     secured.grant_only([*RIGHTS, write, transaction])
     assert redrive() == 1
     assert letters.page(LettersRequest(), "127.0.0.1").letters == []
+    with DeadLetters(secured.servers, kafka_config=connection.config_file) as dead_letters:
+        found = refusal(dead_letters.erase)
+        assert str(found) == f"Kafka does not allow User:job what is needed: grant Delete on topic {OWN.dead_letters}"
+        secured.grant_only([*RIGHTS, Right("job", "Delete", "Topic", OWN.dead_letters, "literal")])
+        assert dead_letters.erase() != {}
 
 
 @pytest.mark.parametrize("fetch_client", get_args(FetchClient))

@@ -30,6 +30,7 @@ from popstream.wire.command import (
     HandleRef,
     Policy,
     Pop,
+    Redrive,
     ResetOffset,
     ReturnClient,
     Tick,
@@ -52,6 +53,7 @@ ADMINISTRATION: list[Command] = [
     ReturnClient(**QUEUE, group="g", client_id="c"),
     ResetOffset(**QUEUE, group="g", queue_offset=0),
     ForgetLane(**QUEUE, group="g"),
+    Redrive(**QUEUE, group="g", offsets=[(0, 9)], to="group"),
 ]
 CONSUMPTION: list[Command] = [
     Pop(**QUEUE, group="g", max_messages=1, invisible_time_ms=1),

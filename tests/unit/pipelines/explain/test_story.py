@@ -11,7 +11,7 @@ import pytest
 from pipelines.explain.leases import leases_of
 from pipelines.explain.message_events import EventKind, UnitRow, events_of
 from pipelines.explain.story import MessageStory, story_lines, story_of
-from popstream.wire.command import Policy, ResetOffset, ReturnClient
+from popstream.wire.command import Policy, Redrive, ResetOffset, ReturnClient
 from tests.support.kernel_history import NOON_MS, KernelHistory
 
 if TYPE_CHECKING:
@@ -153,6 +153,17 @@ def test_a_message_that_its_handler_rejected() -> None:
     assert verdict(history) == (
         "delivered once. A dead letter since 12:00:02.000 (no such customer): it counts as done."
     )
+
+
+def test_a_dead_letter_that_was_redriven() -> None:
+    history = KernelHistory()
+    history.reject(2, "a", history.pop(1, "a"), cause="no milk")
+    redrive = Redrive(v=1, topic="orders", queue_id=0, group="g", offsets=[(0, 0)], to="group", by="anna@bar")
+    history.do(9, msgspec.structs.replace(redrive, comment="the milk is back"))
+    history.do(10, msgspec.structs.replace(redrive, group=""))  # refused
+    told = "12:00:09.000  a redrive was announced, to the group, by anna@bar: the milk is back"
+    assert [line.strip() for line in story_lines(story(history), UTC) if "redrive" in line] == [told]
+    assert kinds(history) == ["leased", "dead_lettered", "passed", "redrive_announced"]
 
 
 def test_an_orderly_lane_delivers_again_behind_an_unacked_message() -> None:

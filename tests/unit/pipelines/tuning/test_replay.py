@@ -47,7 +47,7 @@ def run(
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 30))])
-@pytest.mark.parametrize("begin", [0, 160])
+@pytest.mark.parametrize("begin", [0, 100])
 def test_with_the_same_settings_everything_is_as_it_was(tmp_path: Path, seed: int, begin: int) -> None:
     log: dict[int, list[KafkaRecord]] = {partition: [] for partition in range(PARTITIONS)}
     for found in iterate(seed, 400):

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 import pytest
 
-from popstream import DeadLetters, Invalid, LetterSelection, Reject
+from popstream import DeadLetters, Invalid, LetterSelection, NotDeclared, Reject
 from popstream.dead_letters import handling_run, letter_reader
 from popstream.dead_letters.letter import Letter, parse_place
 from popstream.dead_letters.letter_topics import HandledLetter, LetterRefusedError, LogBounds
 from popstream.payload.payloads import Payload
 from popstream.testing import MemoryJob, run_handler
 from popstream.testing._memory_letters import MemoryLetterTopics, MemoryLetterWriter
+from popstream.wire.answer import Answer
+from popstream.wire.command import Redrive
 from popstream.wire.letter_handling import LetterHandling
 from popstream.wire.queue_name import QueueName
 
@@ -110,6 +113,8 @@ def test_what_fails_again_is_a_new_letter(job: MemoryJob) -> None:
         (LetterSelection(reason="t*"), [b"two", b"three"]),
         (LetterSelection(reason="t"), []),
         (LetterSelection(since_ms=1_000_060), [b"two", b"three"]),
+        (LetterSelection(text="w"), [b"two"]),
+        (LetterSelection(text="two", group="till"), []),
         (LetterSelection(places=frozenset([(0, 0), (0, 2)])), [b"one", b"three"]),
     ],
     ids=str,
@@ -141,12 +146,83 @@ def test_a_reason_is_also_what_the_handler_raised(job: MemoryJob) -> None:
     assert (letter.reason, letter.cause) == ("attempt_limit", "handler: ConnectionError: the bank is away")
 
 
+@pytest.mark.parametrize(
+    "value", ["Ada José".encode(), b'{"name": "Ada Jos\\u00e9"}', b"?"], ids=["as it is", "escaped", "in a header"]
+)
+def test_a_text_is_found_wherever_a_message_has_it(job: MemoryJob, value: bytes) -> None:
+    headers = [("name", "Ada José".encode())] if value == b"?" else []
+    job.write("orders", 0, [value], headers=headers)
+    job.write("orders", 0, [b"Bea"], headers=[("empty", None)])
+    with job.consumer("baristas") as consumer:
+        consumer.reject(consumer.pop("orders", 0, 10).messages)
+    dead_letters = job.dead_letters()
+    assert values(dead_letters.list(LetterSelection(text="José"))) == [value]
+    assert values(dead_letters.list(LetterSelection(text="josé"))) == []
+
+
 def test_a_limit_takes_the_oldest_and_the_next_call_goes_on(job: MemoryJob) -> None:
     give_up(job, [b"1", b"2", b"3"])
     dead_letters = job.dead_letters()
     assert dead_letters.redrive(limit=2).letters == 2
     assert values(dead_letters.list()) == [b"3"]
     assert dead_letters.redrive(limit=2).letters == 1
+
+
+def redrives(job: MemoryJob) -> list[tuple[str, str, list[tuple[int, int]], str]]:
+    sent = [command for command in job.records if isinstance(command, Redrive)]
+    return [(command.topic, command.group, command.offsets, command.to) for command in sent]
+
+
+def test_the_job_hears_of_it_before_anything_is_sent(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each queue and group in a transaction once; a purge sends no message, and announces nothing."""
+    monkeypatch.setattr(handling_run, "TRANSACTION_LETTERS_MAX", 3)
+    give_up(job, [b"0", b"1"])
+    job.write("orders", 0, [b"2"])
+    popped(job, "baristas")
+    give_up(job, [b"3"])
+    give_up(job, [b"4"], topic="bills", group="till")
+    dead_letters = job.dead_letters()
+    report = dead_letters.redrive(to="topic", by="anna@bar", comment="the milk is back")
+    assert redrives(job) == [("orders", "baristas", [(0, 1), (3, 3)], "topic"), ("bills", "till", [(0, 0)], "topic")]
+    kinds = [type(command).__name__ for command in job.records if getattr(command, "topic", "") == "orders"]
+    assert kinds.index("Redrive") < len(kinds) - 1 - kinds[::-1].index("Dispatch")
+    told = next(command for command in job.records if isinstance(command, Redrive))
+    assert (told.by, told.comment, told.op_id) == ("anna@bar", "the milk is back", f"redrive-{report.call}-1")
+    give_up(job, [b"5"])
+    dead_letters.purge()
+    dead_letters.redrive(dry_run=True)
+    assert len(redrives(job)) == 2
+
+
+def test_nothing_is_sent_while_the_job_does_not_know_a_queue(job: MemoryJob) -> None:
+    give_up(job, [b"mocha"])
+    give_up(job, [b"bill"], topic="bills")
+
+    class Forgetful(MemoryLetterTopics):
+        """Its job has lost the queue `orders/0`."""
+
+        def announce(self, redrives: Sequence[Redrive]) -> list[Answer]:
+            lost = {"orders": "drinks"}
+            return super().announce(
+                [msgspec.structs.replace(one, topic=lost.get(one.topic, one.topic)) for one in redrives]
+            )
+
+    with pytest.raises(NotDeclared, match="the job does not know drinks/0: the queue has not been declared yet"):
+        DeadLetters("memory", topics=Forgetful(job)).redrive()
+    assert [len(job.payloads.queue(topic, 0)) for topic in ("orders", "bills")] == [1, 1]
+    assert job.dead_letters().redrive().letters == 2
+
+
+def test_a_letter_of_an_offset_that_no_queue_has_is_left_and_holds_no_other_back(job: MemoryJob) -> None:
+    give_up(job, [b"mocha"])
+    (letter,) = job.payloads.queue("popstream.dead_letters", 0)
+    headers = [(name, b"9" * 19 if name == "popstream.queue_offset" else value) for name, value in letter.headers]
+    job.payloads.queue("popstream.dead_letters", 0).append(Payload(None, b"forged", headers, job.now_ms))
+    report = job.dead_letters().redrive()
+    assert (report.letters, [left.why for left in report.unredriven]) == (
+        1,
+        ["its headers are not those of a dead letter"],
+    )
 
 
 def test_a_second_copy_of_a_letter_is_recognised(job: MemoryJob) -> None:
