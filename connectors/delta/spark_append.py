@@ -36,8 +36,13 @@ class SparkAppend:
             itself: Spark reads the whole table's log for them, in some jobs, after each commit.
 
     Attributes:
+        app_id: As given.
         read_version: The version at which it was begun.
         is_done: The table has the rows, as its last `txnVersion` is not lower. Then nothing is to be committed.
+        last_version: The last `txnVersion` of the writer; None: it has committed nothing.
+        committed: The version that the commit has made; before it `read_version`.
+
+    Each commit has the identifier of its writer as its `userMetadata`, too, by which it is found in the history.
 
     Raises:
         Corrupt: The log in the folder is damaged.
@@ -49,11 +54,13 @@ class SparkAppend:
         self, spark: SparkSession, location: str, *, app_id: str, version: int, folder: Path | None = None
     ) -> None:
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for it
+        self._spark = spark
         self._jvm = jvm
+        self._activate()
         self._delta = jvm.org.apache.spark.sql.delta
         self._transaction = self._delta.DeltaLog.forTable(spark._jsparkSession, location).startTransaction()  # noqa: SLF001
         self.read_version: int = self._transaction.readVersion()
-        self._app_id = app_id
+        self.app_id = app_id
         self._version = version
         if folder is None:
             known = self._transaction.snapshot().transactions()
@@ -62,8 +69,9 @@ class SparkAppend:
             self._last = require_table_log(folder, self.read_version).txns.get
         # What `txnVersion` does besides reading: a commit of another writer with this identifier is a conflict.
         self._transaction.readTxn().addOne(app_id)
-        last = self._last(app_id)
-        self.is_done = last is not None and last >= version
+        self.last_version = self._last(app_id)
+        self.is_done = self.last_version is not None and self.last_version >= version
+        self.committed = self.read_version
 
     @property
     def log(self) -> TableLog:
@@ -82,22 +90,32 @@ class SparkAppend:
 
     def commit_rows(self, rows: DataFrame, more: More) -> None:
         """Commit rows with the columns of the table. Executors write the files, and Delta partitions them."""
+        self._activate()
         self._commit(self._transaction.writeFiles(rows._jdf), more)  # noqa: SLF001
 
     def commit_files(self, files: Iterable[DataFile], more: More) -> None:
         """Commit files that were written below the table, and are whole."""
+        self._activate()
         lines = (msgspec.json.encode(add_action(file, data_change=True)).decode() for file in files)
         self._commit(self._sequence([self._delta.actions.Action.fromJson(line) for line in lines]), more)
+
+    def _activate(self) -> None:
+        """Give this thread the session: Delta asks the thread for it when it has to read a table's log."""
+        sessions = SparkSession._get_j_spark_session_class(self._jvm)  # noqa: SLF001 - PySpark has no API for it
+        sessions.setActiveSession(self._spark._jsparkSession)  # noqa: SLF001
 
     def _commit(self, added: Any, more: More) -> None:  # noqa: ANN401 - of the JVM
         actions = self._jvm.java.util.ArrayList(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(added))
         now = self._jvm.scala.Option.apply(int(time.time() * 1000))
-        for app, last in {self._app_id: self._version, **more(self._last)}.items():
+        for app, last in {self.app_id: self._version, **more(self._last)}.items():
             actions.add(self._delta.actions.SetTransaction(app, last, now))
         none = self._jvm.scala.Option.empty()
         mode = self._jvm.org.apache.spark.sql.SaveMode.Append
-        append = getattr(self._delta, "DeltaOperations$Write")(mode, *[none] * 8)
-        self._transaction.commit(self._sequence(actions), append)
+        # The fourth is the user's metadata.
+        append = getattr(self._delta, "DeltaOperations$Write")(
+            mode, none, none, self._jvm.scala.Option.apply(self.app_id), *[none] * 5
+        )
+        self.committed = self._transaction.commit(self._sequence(actions), append)
 
     def _sequence(self, items: Any) -> Any:  # noqa: ANN401 - of the JVM
         return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(items)

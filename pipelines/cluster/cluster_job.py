@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from checkpoints.prefix_owner import Owner
+from checkpoints.reconcile import lost_end
 from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
 from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
 from connectors.kafka.own_topics import Topics
@@ -22,6 +23,7 @@ from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit.audit_query import AuditQuery, begins_now
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.write_owner import write_owner
+from pipelines.cluster.audit.written_tables import require_tables
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, owned_identity
 from pipelines.cluster.checkpoint_layout import (
     AUDIT,
@@ -59,6 +61,7 @@ from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.process.preflight import require_safe
 from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Corrupt
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
 
@@ -147,6 +150,7 @@ class ClusterJob:
             tables.ensure(self._spark)
             committed = self._committed(identity, tables)
             committed.require_log(read_log_bounds(self.connection, ops))
+            self._require_written(identity, tables, internal)
             row = owner_row(self.settings.topic_prefix, ownership.owner, identity.state_epoch)
             write_owner(self._spark, tables, ownership.owner, row)
             self._publish_deadlines(identity, committed, internal)
@@ -215,6 +219,24 @@ class ClusterJob:
             return found
         tables.require_no_rows_from(self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch)
         return Committed(-1, identity.first_offset)
+
+    def _require_written(
+        self, identity: CheckpointIdentity, tables: TableLocations, internal: dict[str, TopicFacts]
+    ) -> None:
+        """Refuse tables, and an audit topic, that are not those which the checkpoint has written and read.
+
+        Raises:
+            Corrupt: Rows are missing, or would be left out.
+        """
+        checkpoint, topic = audit_checkpoint(self.cluster.checkpoint), self.internal.audit
+        require_tables(self._spark, tables, identity.state_epoch, checkpoint)
+        taken = last_committed(self._spark, checkpoint, topic)
+        if taken is not None and (lost := lost_end(taken.ends, read_log_bounds(self.connection, internal[topic]))):
+            message = (
+                f"{topic} ends below what the tables have of it: it was made anew, and what it had for them is lost."
+                " Begin a new checkpoint with tables of its own"
+            )
+            raise Corrupt(message, subject=topic, details=lost)
 
     def _publish_deadlines(
         self, identity: CheckpointIdentity, committed: Committed, internal: Mapping[str, TopicFacts]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import threading
+import uuid
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
+    from pipelines.cluster.cluster_job import ClusterJob
     from popstream.message import Message
 
 MESSAGES = 60
@@ -180,6 +184,70 @@ def test_a_log_that_has_lost_records_before_they_were_decided_is_refused(
     admin.close()
     with pytest.raises(Corrupt, match="lost records before they were decided"):
         job_of(cluster_spark, kafka, topic_prefix, tmp_path).start()
+
+
+class Unreadable:
+    """Jobs on one checkpoint, one after the other, each of which writes a row of `rejected`."""
+
+    def __init__(self, spark: SparkSession, kafka: EmbeddedKafka, prefix: str, root: Path) -> None:
+        self.spark, self.kafka, self.prefix, self.root = spark, kafka, prefix, root
+        self.rejected = str(root / "tables" / "rejected")
+
+    def job(self) -> ClusterJob:
+        return job_of(self.spark, self.kafka, self.prefix, self.root)
+
+    def rows(self) -> int:
+        return self.spark.read.format("delta").load(self.rejected).count()
+
+    def write_one(self) -> None:
+        with self.job() as job:
+            rows = self.rows()
+            append_unreadable(KafkaConnection(self.kafka.bootstrap_servers), f"{self.prefix}.ops")
+            until(lambda: self.rows() == rows + 1, job)
+
+
+@pytest.fixture(scope="module")
+def unreadable(
+    cluster_spark: SparkSession, kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
+) -> Unreadable:
+    """With two jobs done, and in the folder `copy` the checkpoint as the first one has left it."""
+    made = Unreadable(cluster_spark, kafka, f"t{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("unreadable"))
+    made.write_one()
+    shutil.copytree(made.root / "state", made.root / "copy")
+    made.write_one()
+    return made
+
+
+def test_an_older_copy_of_a_checkpoint_is_refused(unreadable: Unreadable) -> None:
+    """Spark would go on with it, and the tables would take its micro-batches for repeated ones."""
+    state, copy = unreadable.root / "state", unreadable.root / "copy"
+    newest = state.rename(unreadable.root / "newest")
+    copy.rename(state)
+    with pytest.raises(Corrupt, match=r"rejected has rows of micro-batch .* it is an older copy"):
+        unreadable.job().start()
+    state.rename(copy)
+    newest.rename(state)
+    unreadable.job().start().stop()
+
+
+def test_a_table_that_was_restored_is_refused_until_it_has_its_rows_again(unreadable: Unreadable) -> None:
+    rows = unreadable.rows()
+    unreadable.spark.sql(f"RESTORE TABLE delta.`{unreadable.rejected}` TO VERSION AS OF 1")
+    with pytest.raises(Corrupt, match="rejected was RESTOREd to a version before the last commit") as raised:
+        unreadable.job().start()
+    advised = re.search(r"RESTORE TABLE .* TO VERSION AS OF \d+", raised.value.message)
+    assert advised is not None
+    unreadable.spark.sql(advised.group())
+    unreadable.write_one()
+    assert unreadable.rows() == rows + 1
+
+
+def test_an_audit_topic_that_was_made_anew_is_refused(unreadable: Unreadable) -> None:
+    """The last one: it is not made whole again."""
+    with open_admin(KafkaConnection(unreadable.kafka.bootstrap_servers)) as admin:
+        admin.delete(ClusterTopics.of(unreadable.prefix).audit)
+    with pytest.raises(Corrupt, match="cluster_audit ends below what the tables have of it"):
+        unreadable.job().start()
 
 
 def test_leases_end_after_the_topic_of_deadlines_was_deleted(

@@ -27,14 +27,16 @@ from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.store import require_appendable
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table, table_path
 from pipelines.cluster.audit.entry_rows import EntryRows
+from pipelines.cluster.audit.intact_table import require_intact
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.unit_entries import UNIT_TABLE
 from pipelines.cluster.audit.written_files import AuditOffset, Written, rows_by_entry, write_files
+from pipelines.cluster.committed import micro_batches_in
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from pipelines.decide_ops.entry import EntryKind, LogPlace
-from popstream.wire.base_errors import Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["PIPELINE", "WrittenTables"]
+__all__ = ["PIPELINE", "WrittenTables", "require_tables"]
 
 PIPELINE = "cluster"
 """Of the transaction ids: their versions count micro-batches of the audit query."""
@@ -61,6 +63,8 @@ class WrittenTables:
         self._locations = locations
         self._rows = rows
         self._pool = pool
+        self._seen: dict[str, int] = {}
+        """The version of each table up to which its rows are known to be whole."""
 
     def append(
         self, entries: DataFrame, numbers: Iterable[int], partly: Mapping[AuditOffset, LogPlace], version: int
@@ -75,7 +79,7 @@ class WrittenTables:
 
         Raises:
             Unavailable: The place of the tables cannot be reached.
-            Corrupt: The log of a table is damaged.
+            Corrupt: The log of a table is damaged, or rows are missing since somebody has RESTOREd it.
             PySparkException: A task has failed.
             Py4JJavaError: Spark or Delta failed.
         """
@@ -103,13 +107,10 @@ class WrittenTables:
             commit.result()
 
     def _begun(self, table: Table, version: int, folder: Path | None) -> "_Begun":
-        commit = SparkAppend(
-            self._spark,
-            self._locations.of(table.name),
-            app_id=app_id(PIPELINE, table.name, self._rows.state_epoch),
-            version=version,
-            folder=None if folder is None else table_path(folder, table.name),
-        )
+        commit = _begin(self._spark, self._locations, table, self._rows.state_epoch, version, folder)
+        if commit.read_version != self._seen.get(table.name):
+            _require_intact(self._spark, self._locations, table, commit)
+            self._seen[table.name] = commit.read_version
         return _Begun(table, commit)
 
     def _append_files(self, begun: "_Begun", written: Sequence[Written], folder: Path) -> None:
@@ -117,6 +118,7 @@ class WrittenTables:
         path = table_path(folder, begun.table.name)
         with deleted_unless_committed(path, begun.commit.read_version, [file.path for file in files]):
             begun.commit.commit_files(files, self._totals(begun.table, (each.totals for each in written)))
+        self._seen[begun.table.name] = begun.commit.committed
 
     def _append_by_spark(self, begun: "_Begun", slices: DataFrame, partly: Mapping[AuditOffset, LogPlace]) -> None:
         table = begun.table
@@ -136,6 +138,7 @@ class WrittenTables:
             slices.mapInArrow(rows, spark_schema(table)),
             self._totals(table, ({each.pop("day"): RowTotal(**each)} for each in counted)),
         )
+        self._seen[table.name] = begun.commit.committed
 
     def _totals(self, table: Table, found: Iterable[Totals]) -> More:
         """Return what sets the totals of the rows that a commit adds."""
@@ -143,6 +146,61 @@ class WrittenTables:
         app = app_id(PIPELINE, table.name, epoch)
         added = sum_of(found)
         return lambda last: appended_totals(epoch, added, last, is_first=last(app) is None)
+
+
+def require_tables(spark: SparkSession, locations: TableLocations, state_epoch: str, audit_checkpoint: str) -> None:
+    """Refuse tables that are not those which the checkpoint of the audit query has written.
+
+    Args:
+        spark: A session.
+        locations: Where the tables are; they exist.
+        state_epoch: Identity of the state.
+        audit_checkpoint: Path or URL of the checkpoint.
+
+    Raises:
+        Corrupt: A table has rows of micro-batches that the checkpoint has not begun: those with the same numbers would
+            be taken for repeated ones. Or rows are missing since somebody has RESTOREd it.
+        Unavailable: The place cannot be reached.
+        Py4JJavaError: Spark or Delta failed.
+    """
+    begun = max(micro_batches_in(spark, f"{audit_checkpoint}/offsets"), default=-1)
+    folder = locations.folder(spark)
+
+    def require(table: Table) -> None:
+        commit = _begin(spark, locations, table, state_epoch, begun, folder)
+        if commit.last_version is not None and commit.last_version > begun:
+            message = (
+                f"{table.name} has rows of micro-batch {commit.last_version}, and the checkpoint has begun none after"
+                f" {begun}: it is an older copy. Put the newest one back, or begin a new checkpoint with tables of its"
+                " own"
+            )
+            raise Corrupt(message, subject=table.name)
+        _require_intact(spark, locations, table, commit)
+
+    with ThreadPoolExecutor(len(_TABLES), "tables-known") as pool:
+        list(pool.map(require, _TABLES.values()))
+
+
+def _begin(
+    spark: SparkSession,
+    locations: TableLocations,
+    table: Table,
+    state_epoch: str,
+    version: int,
+    folder: Path | None,
+) -> SparkAppend:
+    return SparkAppend(
+        spark,
+        locations.of(table.name),
+        app_id=app_id(PIPELINE, table.name, state_epoch),
+        version=version,
+        folder=None if folder is None else table_path(folder, table.name),
+    )
+
+
+def _require_intact(spark: SparkSession, locations: TableLocations, table: Table, commit: SparkAppend) -> None:
+    if commit.last_version is not None:
+        require_intact(spark, locations.of(table.name), table.name, commit.app_id, commit.read_version)
 
 
 class _Begun(NamedTuple):

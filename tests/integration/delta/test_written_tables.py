@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -20,11 +21,12 @@ from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.unit_entries import UNIT_TABLE, unit_records
 from pipelines.cluster.audit.written_files import write_files
-from pipelines.cluster.audit.written_tables import WrittenTables
+from pipelines.cluster.audit.written_tables import WrittenTables, require_tables
 from pipelines.cluster.decide.extent import START, Extent
 from pipelines.cluster.decide.outgoing import EntryKey
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from pipelines.decide_ops.entry import EntryKind, LogPlace
+from popstream.wire.base_errors import Corrupt
 from tests.benchmarks.delta_speed import Turn
 from tests.support.delta_files import create_table
 from tests.support.written_rows import unequal
@@ -207,3 +209,62 @@ def files_of(root: Path, name: str) -> list[str]:
 
 def is_of_task(file: str) -> bool:
     return re.fullmatch(r"part-[0-9a-f]{32}\.zstd\.parquet", file.rsplit("/", 1)[1]) is not None
+
+
+DELIVERIES = {TABLE_NUMBERS["deliveries"]}
+
+
+def append_turn(spark: SparkSession, tables: WrittenTables, number: int) -> None:
+    tables.append(frame_of(spark, [audit_entry("deliveries", Turn(number).deliveries())]), DELIVERIES, {}, number)
+
+
+def begun(root: Path, number: int) -> str:
+    """A checkpoint whose query has begun micro-batches up to one."""
+    offsets = root / f"checkpoint-{number}" / "offsets"
+    offsets.mkdir(parents=True)
+    for each in range(number + 1):
+        (offsets / str(each)).write_text("")
+    return str(offsets.parent)
+
+
+@pytest.mark.parametrize("location", [TableLocations, AtUrl])
+def test_a_restored_table_is_refused_until_its_rows_are_back(
+    spark: SparkSession, tmp_path: Path, location: type[TableLocations]
+) -> None:
+    """While the job runs, at its next start, and not because of what others do to its files."""
+    locations = location(str(tables_in(tmp_path / "tables")))
+    table = f"delta.`{locations.of('deliveries')}`"
+    tables, checkpoint = written(spark, locations), begun(tmp_path, 2)
+    append_turn(spark, tables, 0)
+    append_turn(spark, tables, 1)
+    spark.sql(f"OPTIMIZE {table}")
+    require_tables(spark, locations, "epoch", checkpoint)
+    spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 1")
+    spark.sql(f"OPTIMIZE {table}")
+    for attempt in (
+        partial(append_turn, spark, tables, 2),
+        partial(append_turn, spark, written(spark, locations), 2),
+        partial(require_tables, spark, locations, "epoch", checkpoint),
+    ):
+        with pytest.raises(Corrupt, match="deliveries was RESTOREd to a version before the last commit") as raised:
+            attempt()
+    advised = re.search(r"RESTORE TABLE .* TO VERSION AS OF \d+", raised.value.message)
+    assert advised is not None
+    spark.sql(advised.group())
+    require_tables(spark, locations, "epoch", checkpoint)
+    append_turn(spark, tables, 2)
+    assert len(sorted_rows(tmp_path / "tables", "deliveries")) == sum(len(Turn(each).deliveries()) for each in range(3))
+
+
+def test_a_checkpoint_that_is_older_than_its_tables_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Its next micro-batches would pass for repeated ones, and their rows be left out."""
+    locations = TableLocations(str(tables_in(tmp_path / "tables")))
+    tables = written(spark, locations)
+    for number in range(3):
+        append_turn(spark, tables, number)
+    require_tables(spark, locations, "epoch", begun(tmp_path, 2))
+    require_tables(spark, locations, "another epoch", begun(tmp_path, 0))
+    with pytest.raises(Corrupt, match=r"deliveries has rows of micro-batch 2, and .* has begun none after 1"):
+        require_tables(spark, locations, "epoch", begun(tmp_path, 1))
+    with pytest.raises(Corrupt, match="has begun none after -1: it is an older copy"):
+        require_tables(spark, locations, "epoch", str(tmp_path / "nothing"))
