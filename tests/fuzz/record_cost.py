@@ -315,7 +315,6 @@ _MAKERS = (
     ),
     lambda reader, shape: ResetOffset(**_QUEUE, group=_group(reader, shape), queue_offset=_offset(reader, shape)),
     lambda reader, shape: ForgetLane(**_QUEUE, group=_group(reader, shape)),
-    _redrive,
     lambda _reader, _shape: Tick(**_QUEUE),
     _declare,
     _policy,
@@ -323,6 +322,7 @@ _MAKERS = (
     _entries,
     _dispatch,
     _pop,
+    _redrive,
 )
 
 
