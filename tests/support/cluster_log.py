@@ -49,6 +49,7 @@ __all__ = [
     "with_signed_handles",
 ]
 
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 HANDLE = re.compile(rb'"(1\.[\w-]{20,})"')
 UNREADABLE = [b"", b"no json", b"[]", b'{"v":9,"type":"pop"}', b'{"v":1,"type":"dance","op_id":"u1","reply_to":1}']
 
@@ -70,7 +71,7 @@ class Log:
         configs = {
             "message.timestamp.type": "CreateTime",
             "message.timestamp.after.max.ms": str(2**63 - 1),
-            "max.message.bytes": "16777216",
+            "max.message.bytes": str(MESSAGE_BYTES_MAX),
             "retention.ms": "-1",
         }
         create_message_topic(connection, self.topics.ops, PARTITIONS, configs=configs)
@@ -86,7 +87,8 @@ class Log:
                 counts[record.partition] += 1
 
     def write(self, records: Sequence[KafkaRecord]) -> None:
-        producer = KafkaProducer(**self.connection.for_kafka_python(), linger_ms=20)
+        # Some records are larger than those of a client.
+        producer = KafkaProducer(**self.connection.for_kafka_python(), linger_ms=20, max_request_size=MESSAGE_BYTES_MAX)
         for each in records:
             producer.send(
                 self.topics.ops,
