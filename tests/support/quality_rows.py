@@ -147,7 +147,7 @@ def of_worlds() -> dict[str, list[tuple[int, Any]]]:
     }
     for world in range(WORLDS):
         overlay, decision = Overlay(MemoryKv()), Decision()
-        for record in iterate(1_000 + world, RECORDS_PER_WORLD):
+        for record in iterate(4_000 + world, RECORDS_PER_WORLD):
             command = decode(record.value)
             key = queue_key(command.topic, command.queue_id)
             misrouted = "elsewhere" if record.key != key or record.partition != partition_of(key, PARTITIONS) else ""
