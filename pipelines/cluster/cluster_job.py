@@ -56,7 +56,6 @@ from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings
 from pipelines.process.job_end import JobEnd
 from pipelines.process.job_topics import ensure_job_topics
-from pipelines.process.owner_table import owner_row
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.process.preflight import require_safe
 from pipelines.recovery.ops_log import read_log_bounds
@@ -151,8 +150,7 @@ class ClusterJob:
             committed = self._committed(identity, tables)
             committed.require_log(read_log_bounds(self.connection, ops))
             self._require_written(identity, tables, internal)
-            row = owner_row(self.settings.topic_prefix, ownership.owner, identity.state_epoch)
-            write_owner(self._spark, tables, ownership.owner, row)
+            write_owner(self._spark, tables, self.settings.topic_prefix, ownership.owner, identity.state_epoch)
             self._publish_deadlines(identity, committed, internal)
             # Before what sends it rows, and so stopped after it: what has been sent then is written.
             audit = self._start_audit(identity, tables)

@@ -64,7 +64,7 @@ from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
-from pipelines.process.owner_table import OwnerTable, owner_row
+from pipelines.process.owner_table import OwnerTable
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.scrub import Scrub
@@ -424,9 +424,15 @@ class Job:
             applied_seq=lambda: self.applied.apply_seq,
             on_lap=self._on_lap,
         )
-        owner = self._prefix.owner
-        row = owner_row(self.settings.topic_prefix, owner, self.applied.state_epoch)
-        self._owner_table = OwnerTable(self._spark, self.folder.delta, PIPELINE, owner, row, self._require_tables)
+        self._owner_table = OwnerTable(
+            self._spark,
+            self.folder.delta,
+            PIPELINE,
+            self.settings.topic_prefix,
+            self._prefix.owner,
+            self.applied.state_epoch,
+            self._require_tables,
+        )
         self.flush_loop = RetryLoop(
             "flush",
             self.settings.flush_interval_s,

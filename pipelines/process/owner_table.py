@@ -55,8 +55,9 @@ class OwnerTable:
         spark: Session with Delta.
         root: Folder of the tables.
         pipeline: Name of the pipeline, as for the audit tables.
-        owner: The record of this job as the owner.
-        row: Its row.
+        prefix: The prefix that this job has taken.
+        owner: Its record as the owner.
+        state_epoch: Identity of the state by which it decides.
         require_ownership: Raises if another job may write to the tables now.
     """
 
@@ -65,15 +66,16 @@ class OwnerTable:
         spark: SparkSession,
         root: Path,
         pipeline: str,
+        prefix: str,
         owner: Owner,
-        row: pa.Table,
+        state_epoch: str,
         require_ownership: Callable[[], None],
     ) -> None:
         self._spark = spark
         self._root = root
         self._pipeline = pipeline
         self._owner = owner
-        self._row = row
+        self._row = owner_row(prefix, owner, state_epoch)
         self._require_ownership = require_ownership
         self._is_written = False
         self._problem: str | None = None

@@ -10,7 +10,8 @@ import msgspec
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from connectors.kafka.own_topics import Topics
-from popstream.wire.answer import Answer, Frame
+from popstream.testing._memory_link import frame_of
+from popstream.wire.answer import Answer
 from popstream.wire.command import Command, Redrive
 from popstream.wire.reason import Reason
 from tests.support.wire import wait_for
@@ -18,7 +19,7 @@ from tests.support.wire import wait_for
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["RedriveAnswers"]
+__all__ = ["RedriveAnswers", "ok_answer"]
 
 POLL_MS = 100
 
@@ -29,13 +30,9 @@ class RedriveAnswers:
     Args:
         servers: The broker.
         prefix: Prefix of the topics, which exist.
-
-    Attributes:
-        redrives: What was announced.
     """
 
     def __init__(self, servers: str, prefix: str) -> None:
-        self.redrives: list[Redrive] = []
         self._servers = servers
         self._topics = Topics.of(prefix)
         self._is_over = threading.Event()
@@ -67,12 +64,13 @@ class RedriveAnswers:
                     for record in records:
                         command = msgspec.json.decode(record.value, type=Command)
                         if isinstance(command, Redrive):
-                            self.redrives.append(command)
-                            producer.send(results, _answer(command), partition=command.reply_to)
+                            frame = frame_of([ok_answer(command)])
+                            producer.send(results, frame, partition=command.reply_to)
 
 
-def _answer(redrive: Redrive) -> bytes:
-    answer = Answer(
+def ok_answer(redrive: Redrive) -> Answer:
+    """The answer of a job that has audited it."""
+    return Answer(
         op_id=redrive.op_id or "",
         type="redrive",
         code=0,
@@ -82,4 +80,3 @@ def _answer(redrive: Redrive) -> bytes:
         queue_id=redrive.queue_id,
         now_ms=0,
     )
-    return msgspec.json.encode(Frame(1, [answer]))

@@ -61,7 +61,6 @@ def last_whole_version(changes: Iterable[Change]) -> int | None:
     True
     """
     whole: set[int] = set()
-    last = None
     for change in changes:
         if change.is_own:
             whole = {change.version}
@@ -70,8 +69,7 @@ def last_whole_version(changes: Iterable[Change]) -> int | None:
                 whole.add(change.version)
         elif change.version - 1 in whole:
             whole.add(change.version)
-        last = max(whole, default=None)
-    return last
+    return max(whole, default=None)
 
 
 def require_intact(spark: SparkSession, location: str, name: str, app_id: str, upto: int) -> None:
@@ -92,8 +90,7 @@ def require_intact(spark: SparkSession, location: str, name: str, app_id: str, u
     """
     for count in (_NEWEST, _ALL):
         changes = _changes(spark, location, app_id, count)
-        changes = [change for change in changes if change.version <= upto]
-        whole = last_whole_version(changes)
+        whole = last_whole_version(change for change in changes if change.version <= upto)
         if whole == upto:
             return
         if whole is not None:

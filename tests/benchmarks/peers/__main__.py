@@ -18,10 +18,10 @@ paced     500 messages a second are sent while they are taken, and acked one by 
           from the time at which a message was due to be sent until it is received, and until its ack is confirmed
 
 Each round gives each contender a turn, on the same two cores: its servers are started on 127.0.0.1, loaded and
-stopped. A workload is measured
-from the end of its warm-up until its backlog is drained or its window ends. Every message is accounted for: acked,
-delivered again (duplicates), delivered and not acked, missing, or left when the time was up. A workload with unacked or
-missing messages has failed. CPU is that of all processes of a contender: client, broker, job, JVMs.
+stopped. A workload is measured from the end of its warm-up until its backlog is drained or its window ends. Every
+message is accounted for: acked, delivered again (duplicates), delivered and not acked, missing, or left when the time
+was up. A workload with unacked or missing messages has failed. CPU is that of all processes of a contender: client,
+broker, job, JVMs.
 
 The report is printed, and written to var/bench/peers/<time>.json and <time>.html after each turn: median, min and max
 of the rounds, each round, the load average at the start of each turn, and what a crash would lose. Exit code 1: some

@@ -11,7 +11,7 @@ from checkpoints.prefix_owner import Owner
 from connectors.delta.tables import OWNERS, table_path
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.write_owner import write_owner
-from pipelines.process.owner_table import OwnerTable, owner_row
+from pipelines.process.owner_table import OwnerTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,13 +50,13 @@ SECOND = Owner(
 
 
 def write_of_job(spark: SparkSession, root: Path, owner: Owner) -> None:
-    OwnerTable(spark, root, "apply_ops", owner, owner_row("shop", owner, "epoch"), lambda: None).write()
+    OwnerTable(spark, root, "apply_ops", "shop", owner, "epoch", lambda: None).write()
 
 
 def write_on_cluster(spark: SparkSession, root: Path, owner: Owner) -> None:
     tables = TableLocations(str(root))
     tables.ensure(spark)
-    write_owner(spark, tables, owner, owner_row("shop", owner, "epoch"))
+    write_owner(spark, tables, "shop", owner, "epoch")
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def test_each_owner_has_one_row(
 def test_a_job_goes_on_without_the_table_and_writes_its_row_later(spark: SparkSession, tmp_path: Path) -> None:
     in_the_way = table_path(tmp_path, OWNERS.name)
     in_the_way.write_text("a file")
-    table = OwnerTable(spark, tmp_path, "apply_ops", FIRST, owner_row("shop", FIRST, "epoch"), lambda: None)
+    table = OwnerTable(spark, tmp_path, "apply_ops", "shop", FIRST, "epoch", lambda: None)
     table.write()
     in_the_way.unlink()
     table.write()

@@ -37,18 +37,18 @@ from popstream.settings import ClientSettings, FetchClient
 from popstream.topics.access_rights import require_rights
 from popstream.topics.message_topics import TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
-from popstream.wire.answer import Answer
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of
-from popstream.wire.reason import Reason
 from tests.support.acl_lines import rights_in
 from tests.support.processes.up_process import run_for
+from tests.support.redrive_answers import ok_answer
 from tests.support.secured_site import pkcs12_trust_store, wait_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from connectors.kafka.embedded import EmbeddedKafka
+    from popstream.wire.answer import Answer
     from popstream.wire.command import Redrive
 
 pytestmark = pytest.mark.integration
@@ -191,8 +191,7 @@ class Announced(KafkaLetterTopics):
     """The topics of a job that answers; there is none here."""
 
     def announce(self, redrives: Sequence[Redrive]) -> list[Answer]:
-        answer = partial(Answer, type="redrive", code=0, reason=Reason.OK, applied=False, now_ms=0)
-        return [answer(op_id=one.op_id or "", topic=one.topic, queue_id=one.queue_id) for one in redrives]
+        return [ok_answer(redrive) for redrive in redrives]
 
 
 def test_a_redrive_by_the_api_names_the_right_that_the_job_lacks(secured: SecuredKafka) -> None:
