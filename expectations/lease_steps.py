@@ -115,18 +115,21 @@ _PIECES: Final = """
     )
 """
 
-_HISTORIES: Final = """
+_HISTORIES: Final = f"""
     SELECT * EXCLUDE (is_concurrent), last_value(is_concurrent IGNORE NULLS) OVER history AS is_concurrent,
            lag(era) OVER history AS era_before, lag(step) OVER history AS step_before,
            lag(epoch) OVER history AS epoch_before, lag(revision) OVER history AS revision_before,
-           lag(attempt) OVER history AS attempt_before, lag(now_ms) OVER history AS now_ms_before,
+           lag(attempt) OVER history AS attempt_before,
+           max(now_ms) FILTER (WHERE step <> {_EXPIRED}) OVER records_before AS operated_ms_before,
            lag(kafka_offset) OVER history = kafka_offset AND lag(ordinal) OVER history = ordinal AS is_repeated
     FROM lease_pieces
-    WINDOW history AS (PARTITION BY lane, segment ORDER BY kafka_offset, ordinal)
-"""
+    WINDOW history AS (PARTITION BY lane, segment ORDER BY kafka_offset, ordinal),
+           records_before AS (PARTITION BY lane, segment ORDER BY kafka_offset
+                              RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+"""  # noqa: S608
 
-_COUNTS_ANEW: Final = f"(is_concurrent IS NOT TRUE AND attempt = 1 AND now_ms - now_ms_before > {IDLE_MS})"
-"""An orderly lane that was idle for so long has forgotten its counts."""
+_COUNTS_ANEW: Final = f"(is_concurrent IS NOT TRUE AND attempt = 1 AND now_ms - operated_ms_before > {IDLE_MS})"
+"""An orderly lane that was idle for so long has forgotten its counts; that a lease expires is no operation."""
 
 _STEPS: Final = f"""
     SELECT lane, era, kafka_offset, ordinal, edge AS first_offset, edge + messages - 1 AS last_offset, rule,

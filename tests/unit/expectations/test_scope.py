@@ -17,6 +17,7 @@ from expectations.opened_tables import OpenedTables, pinned_versions
 from expectations.scope import ALL_ROWS, changed_rows, rows_since
 from expectations.suites import rules_of, suites
 from expectations.validate import validate
+from tests.support.kernel_history import KernelHistory
 from tests.support.quality_rows import NOW_MS, Rows, of_worlds, write
 
 if TYPE_CHECKING:
@@ -96,6 +97,26 @@ def test_rows_after_midnight_that_continue_those_before_it_break_no_rule(worlds:
     assert failed(whole) == set()
     for table in ("operations", "deliveries", "commit_positions", "order_info"):
         assert 0.2 < report.judged[table] / whole.judged[table] < 0.8
+
+
+@pytest.mark.parametrize("idle_h", [25, 1])
+def test_an_orderly_lane_may_forget_its_counts_after_a_day_and_not_before(tmp_path: Path, idle_h: int) -> None:
+    """A message in its second attempt, changed much later; where the lane was not idle for long, as if it had been."""
+    history = KernelHistory()
+    history.pop(1, "a", invisible_s=1, order=True)
+    handle = history.pop(3, "b", invisible_s=1, order=True)
+    history.change(25 * 3600, "b", handle, 30)
+    assert [row.attempt for row in history.deliveries if row.step == "leased" and row.first_offset == 0] == [1, 2]
+    early_ms = (25 - idle_h) * 3_600_000
+    late = [row for row in history.deliveries if row.step == "changed"]
+    assert [row.attempt for row in late] == [1]
+    history.deliveries = [
+        row._replace(now_ms=row.now_ms - early_ms) if row in late else row for row in history.deliveries
+    ]
+    tables = {name: [(1, row) for row in rows] for name, rows in history.tables().items()}
+    write(tmp_path, "idle", {**tables, "rejected": [], "order_info": []})
+    found = {rule for rule in broken(tmp_path, ALL_ROWS) if "attempts" in rule}
+    assert bool(found) is (idle_h < 24), found
 
 
 def lane() -> Rows:
