@@ -24,7 +24,7 @@ import msgspec
 
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["Contender", "Owner", "Take", "when_to_take"]
+__all__ = ["Contender", "Owner", "Take", "require_keys", "when_to_take"]
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +42,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
         folder: Its folder.
         since_ms: Time at which it took the prefix, in milliseconds since the Unix epoch.
         took_over_from: Text of the owner that it has replaced with `--take-over`; empty: it came after one in order.
+        keys_of: Of what it has keys, or an owner of this ops topic before it had: `handles`, `operations`.
         ended: It has stopped in order.
     """
 
@@ -56,6 +57,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     since_ms: int = 0
     took_over_from: str = ""
+    keys_of: list[str] = []
     ended: bool = False
 
     def __str__(self) -> str:
@@ -120,6 +122,35 @@ def when_to_take(prefix: str, owner: Owner | None, contender: Contender) -> Take
     if owner.ended or owner.place == contender.place:
         return Take.NOW
     return Take.AND_WAIT if contender.take_over else Take.AFTER_SILENCE
+
+
+def require_keys(prefix: str, owner: Owner | None, keys_of: Collection[str], ops_topic_id: str) -> None:
+    """Refuse to decide a log without keys with which it was decided: what their job refused would be done.
+
+    Args:
+        prefix: The prefix.
+        owner: Its last owner.
+        keys_of: Of what the settings have keys, as `Owner.keys_of`.
+        ops_topic_id: Kafka's id of the ops topic.
+
+    Raises:
+        Invalid: The owner of this very topic has, or has had, more.
+
+    >>> of_job = dict(session="", term=1, state_epoch="", has_decided=True, ops_topic_id="t", place="")
+    >>> require_keys("shop", Owner(keys_of=["handles"], **of_job), ["handles", "operations"], "t")
+    >>> require_keys("shop", Owner(keys_of=["handles"], **of_job), [], "t")
+    Traceback (most recent call last):
+    popstream.wire.base_errors.Invalid: the job of prefix shop has keys of handles, which these settings lack: ...
+    """
+    if owner is None or owner.ops_topic_id != ops_topic_id:
+        return
+    if missing := {*owner.keys_of}.difference(keys_of):
+        named = " and ".join(sorted(missing))
+        message = (
+            f"the job of prefix {prefix} has keys of {named}, which these settings lack: name its file with --settings."
+            " To do without them, see docs/security.md (keys)"
+        )
+        raise Invalid(message, subject=prefix)
 
 
 def _refusal(prefix: str, owner: Owner, contender: Contender) -> str:

@@ -367,6 +367,12 @@ class JobSettings(BaseSettings):
         return _ring(self.admin_keys, self.admin_key_active, self.admin_keys_since)
 
     @property
+    def keys_of(self) -> list[str]:
+        """Of what there are keys: `handles`, `operations`."""
+        rings = {"handles": self.handle_ring, "operations": self.admin_ring}
+        return [name for name, ring in rings.items() if ring is not None]
+
+    @property
     def admin_key(self) -> AdminKey | None:
         """The key that signs the job's own operations."""
         active = self.admin_key_active

@@ -4,11 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from checkpoints import prefix_owner
+from checkpoints.prefix_owner import Owner
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics
+from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts, describe
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.ops_log import read_log_bounds
@@ -16,7 +19,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["log_of", "open_kafka", "ops_topic_of", "snapshots_of"]
+__all__ = ["log_of", "open_kafka", "ops_topic_of", "require_keys", "snapshots_of"]
 
 
 @contextlib.contextmanager
@@ -61,6 +64,21 @@ def log_of(connection: KafkaConnection, prefix: str) -> LogFound:
         Invalid: The topic does not exist.
     """
     return read_log_bounds(connection, ops_topic_of(connection, prefix))
+
+
+def require_keys(connection: KafkaConnection, settings: JobSettings) -> None:
+    """Refuse to decide a log again without keys that its job has (`prefix_owner.require_keys`).
+
+    Raises:
+        Invalid: The settings lack some.
+        Unavailable: Kafka does not answer.
+    """
+    name = Topics.of(settings.topic_prefix).owner
+    if describe(connection, [name]).get(name) is not None:
+        last = OwnerLog(connection, name, Owner).last()
+        ops = ops_topic_of(connection, settings.topic_prefix)
+        owner = None if last is None else last.value
+        prefix_owner.require_keys(settings.topic_prefix, owner, settings.keys_of, ops.topic_id)
 
 
 def snapshots_of(settings: JobSettings) -> SnapshotStore:

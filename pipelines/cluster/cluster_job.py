@@ -381,6 +381,7 @@ class ClusterJob:
             ops_topic_id=ops.topic_id,
             state_epoch=lambda: self._state_epoch,
             on_failure=self._lose,
+            keys_of=self.settings.keys_of,
         )
 
     def _take_prefix(self, ownership: PrefixOwnership, identity: CheckpointIdentity) -> None:

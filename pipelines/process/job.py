@@ -330,6 +330,7 @@ class Job:
             ops_topic_id=self.ops.topic_id,
             state_epoch=lambda: self._stored_epoch,
             on_failure=self._end.fail_unless_stopping,
+            keys_of=self.settings.keys_of,
         )
         self._stack.callback(self.prefix_ownership.release)
         epochs = () if known is None else known.epochs

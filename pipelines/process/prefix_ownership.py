@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from checkpoints.prefix_owner import Contender, Owner, Take, when_to_take
+from checkpoints.prefix_owner import Contender, Owner, Take, require_keys, when_to_take
 from connectors.kafka.owner_log import LastRecord, SupersededError
 from popstream.wire.base_errors import Fenced, Invalid, PopstreamError, Unavailable
 
@@ -114,6 +114,7 @@ class PrefixOwnership:
         ops_topic_id: Kafka's id of the ops topic.
         state_epoch: Returns the state epoch, or an empty text as long as the state has decided nothing.
         on_failure: Called once with the error when another job has taken the prefix.
+        keys_of: As `Owner.keys_of`; None: it decides nothing.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class PrefixOwnership:
         ops_topic_id: str,
         state_epoch: Callable[[], str],
         on_failure: Callable[[BaseException], None],
+        keys_of: Collection[str] | None = None,
     ) -> None:
         self._prefix = prefix
         self._records = records
@@ -141,7 +143,9 @@ class PrefixOwnership:
             host=socket.gethostname(),
             pid=os.getpid(),
             folder=folder,
+            keys_of=sorted(keys_of or ()),
         )
+        self._keys_of = keys_of
         self._confirmed_at_s = float("-inf")
         self._fenced: Fenced | None = None
         self._hurried = threading.Event()
@@ -159,7 +163,7 @@ class PrefixOwnership:
 
         Raises:
             Fenced: Another job runs with this prefix.
-            Invalid: The prefix belongs to another state.
+            Invalid: The prefix belongs to another state, or the job lacks keys of the owner.
             Unavailable: Kafka does not answer.
         """
         contender = Contender(
@@ -167,7 +171,10 @@ class PrefixOwnership:
         )
         for _ in range(TRIES_MAX):
             before = self._records.last()
-            when = when_to_take(self._prefix, None if before is None else before.value, contender)
+            owner = None if before is None else before.value
+            if self._keys_of is not None:
+                require_keys(self._prefix, owner, self._keys_of, self._me.ops_topic_id)
+            when = when_to_take(self._prefix, owner, contender)
             if (
                 before is not None
                 and when is Take.AFTER_SILENCE
@@ -259,12 +266,12 @@ class PrefixOwnership:
             if self._records.last() != before:
                 return False
             former = None if before is None else before.value
+            of_this_log = former if former and former.ops_topic_id == self._me.ops_topic_id else None
             self._me = msgspec.structs.replace(
                 self._me,
                 term=1 if former is None else former.term + 1,
-                state_epoch=""
-                if former is None or former.ops_topic_id != self._me.ops_topic_id
-                else former.state_epoch,
+                state_epoch="" if of_this_log is None else of_this_log.state_epoch,
+                keys_of=sorted({*self._me.keys_of, *(() if of_this_log is None else of_this_log.keys_of)}),
                 since_ms=int(time.time() * 1000),
                 took_over_from=str(former) if take_over and former and former.place != self._me.place else "",
             )

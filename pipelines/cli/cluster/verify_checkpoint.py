@@ -8,7 +8,7 @@ from pathlib import Path
 from checkpoints.reconcile import LogFound, lost_records
 from pipelines.cli.cluster.new_checkpoint import in_new_checkpoint
 from pipelines.cli.cluster.state_place import owned, state_place
-from pipelines.cli.job_sources import snapshots_of
+from pipelines.cli.job_sources import require_keys, snapshots_of
 from pipelines.cli.spark_tools import working
 from pipelines.cli.state.verify_state import VerifyOptions, run_verification
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
@@ -70,6 +70,7 @@ def run_verify_checkpoint(
         incoming.mkdir()
         snapshots: Snapshots = snapshots_of(settings)
         with state_place(settings, checkpoint, var, tables=tables) as place:
+            require_keys(place.connection, settings)
             identity = place.identity(settings.topic_prefix)
             read = Checkpoint(place.spark, checkpoint, identity, place.log)
             again = "nothing was compared: verify once more when nothing else runs"

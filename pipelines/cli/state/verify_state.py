@@ -13,7 +13,7 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.job_sources import log_of, open_kafka, snapshots_of
+from pipelines.cli.job_sources import log_of, open_kafka, require_keys, snapshots_of
 from pipelines.cli.printing import print_facts, print_progress, standard_output
 from pipelines.cli.target import require_state, running_job, settings_of_job
 from pipelines.control.client import ask
@@ -127,6 +127,7 @@ def _inputs(
         settings = settings_of_job(settings, job)
         state, queues = _copied(job, verification)
     connection = stack.enter_context(open_kafka(settings, var))
+    require_keys(connection, settings)
     return Inputs(
         state=state,
         queues=queues,

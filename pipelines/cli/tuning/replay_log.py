@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoints.layout import JobFolder
-from pipelines.cli.job_sources import log_of, open_kafka, snapshots_of
+from pipelines.cli.job_sources import log_of, open_kafka, require_keys, snapshots_of
 from pipelines.cli.printing import print_progress, standard_output
 from pipelines.cli.tables.why import local_zone
 from pipelines.cli.target import running_job, settings_of_job
@@ -37,9 +37,11 @@ def run_what_if(
     """
     other.require_valid()
     job = running_job(JobFolder(settings.folder.absolute()))
-    with open_kafka(settings_of_job(settings, job), var) as connection:
+    settings = settings_of_job(settings, job)
+    with open_kafka(settings, var) as connection:
+        require_keys(connection, settings)
         inputs = WhatIfInputs(
-            log=log_of(connection, settings_of_job(settings, job).topic_prefix),
+            log=log_of(connection, settings.topic_prefix),
             connection=connection,
             snapshots=snapshots_of(settings),
             handle_ring=settings.handle_ring,

@@ -35,6 +35,7 @@ class Site(NamedTuple):
 
     up: Up
     url: str
+    settings: Path
     key: Path
     other_key: Path
 
@@ -83,7 +84,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     up = Up(root / "job", *options)
     try:
         up.wait_for("ready after")
-        yield Site(up, f"http://127.0.0.1:{port}", root / "2030.key", root / "other.key")
+        yield Site(up, f"http://127.0.0.1:{port}", settings, root / "2030.key", root / "other.key")
     finally:
         up.end()
 
@@ -145,3 +146,12 @@ def test_what_a_killed_redrive_has_sent_is_dispatched_by_the_next_one_with_the_k
     assert site.consumed() == []
     assert site.redrive_by_api()["letters"] == 0
     assert site.consumed() == ["d", "e"]
+
+
+def test_the_log_is_not_decided_again_without_the_keys(site: Site) -> None:
+    """Which would find differences where nothing is damaged."""
+    without = run(site.up, "verify")
+    assert (without.returncode, without.stdout) == (2, ""), without.stderr
+    assert "has keys of operations, which these settings lack: name its file with --settings" in without.stderr
+    with_keys = run(site.up, "verify", "--settings", str(site.settings))
+    assert with_keys.returncode == 0, with_keys.stdout + with_keys.stderr

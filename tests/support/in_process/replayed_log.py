@@ -43,6 +43,7 @@ class ReplayedLog:
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the command read this log."""
         monkeypatch.setattr("pipelines.cli.tuning.replay_log.open_kafka", self._kafka)
+        monkeypatch.setattr("pipelines.cli.tuning.replay_log.require_keys", lambda *_: None)
         monkeypatch.setattr("pipelines.cli.tuning.replay_log.log_of", lambda *_: self.log)
         monkeypatch.setattr("pipelines.tuning.what_if.offsets_at", self._offsets_at)
         monkeypatch.setattr("pipelines.tuning.what_if.run_processes", self._run)

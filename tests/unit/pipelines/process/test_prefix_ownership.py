@@ -32,16 +32,16 @@ class Lab:
         self.failures: list[BaseException] = []
         self._made: list[PrefixOwnership] = []
 
-    def job(self, place: str = "p", epoch: str = "e") -> tuple[PrefixOwnership, Records]:
+    def job(self, place: str = "p", epoch: str = "e", **options: Any) -> tuple[PrefixOwnership, Records]:
         records = Records(self.topic)
         made = PrefixOwnership(
             "shop",
             records,
             folder=f"/{place}",
             place=place,
-            ops_topic_id="t",
             state_epoch=lambda: epoch,
             on_failure=self.failures.append,
+            **{"ops_topic_id": "t", **options},
         )
         self._made.append(made)
         return made, records
@@ -292,3 +292,32 @@ def test_of_jobs_that_start_together_one_wins(lab: Lab, *, take_over: bool) -> N
     assert terms == sorted(terms)
     by_term = {(beat.term, beat.session) for beat in lab.topic.records}
     assert len(by_term) == len({term for term, _ in by_term})
+
+
+def test_a_job_that_lacks_keys_of_an_owner_before_it_is_refused_and_leaves_no_record(lab: Lab) -> None:
+    """Those of the owner before the last one, too: a command that takes the prefix meanwhile has none."""
+    first, _ = lab.job(keys_of=["handles"])
+    first.take(["e"], take_over=False)
+    first.release()
+    command, _ = lab.job()
+    command.take(["e"], take_over=False)
+    command.release()
+    written = len(lab.topic.records)
+    for take_over in (False, True):
+        lacking, _ = lab.job(keys_of=["operations"])
+        with pytest.raises(Invalid, match="has keys of handles, which these settings lack"):
+            lacking.take(["e"], take_over=take_over)
+    assert len(lab.topic.records) == written
+    more, _ = lab.job(keys_of=["operations", "handles"])
+    more.take(["e"], take_over=False)
+    more.release()
+    assert lab.topic.records[-1].keys_of == ["handles", "operations"]
+
+
+def test_keys_of_a_topic_that_is_gone_are_not_asked_for(lab: Lab) -> None:
+    first, _ = lab.job(keys_of=["handles"])
+    first.take(["e"], take_over=False)
+    first.release()
+    other, _ = lab.job(ops_topic_id="made anew", keys_of=[])
+    other.take(["e"], take_over=False)
+    assert lab.topic.records[-1].keys_of == []
