@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SUBMIT_LIMIT_S = 900
+CRASH_LINES = 60
+"""Of the report of a JVM that has crashed: the signal, the frame, and the stack of the thread."""
 ON_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
 LOCAL = {
     **checkpoint_conf("file:/"),
@@ -145,11 +147,15 @@ def submitter(cluster: StandaloneCluster, unpacked_environment: str) -> Submitte
 
 
 @pytest.fixture(scope="session")
-def cluster_spark() -> Iterator[SparkSession]:
-    """The session; never stop it."""
+def cluster_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session; never stop it. If its JVM has crashed, which fails what comes after, the report says where."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    crash = tmp_path_factory.mktemp("jvm") / "crash.log"
+    options = f"{LOCAL['spark.driver.extraJavaOptions']} -XX:ErrorFile={crash}"
     jars = os.pathsep.join(str(jar) for jar in spark_jars(ROOT / "var"))
-    session = cluster_session("popstream-cluster-tests", 2, {**LOCAL, "spark.driver.extraClassPath": jars})
+    own = {"spark.driver.extraClassPath": jars, "spark.driver.extraJavaOptions": options}
+    session = cluster_session("popstream-cluster-tests", 2, {**LOCAL, **own})
     yield session
+    assert not crash.exists(), "\n".join(crash.read_text(errors="replace").splitlines()[:CRASH_LINES])
     session.stop()
