@@ -55,7 +55,8 @@ fairness      milliseconds send -> answer of pops from other queues, by the part
 lag           at most 100,000 lanes (1,000 groups on 100 queues): `visible_s` from a dispatch to each queue until it is
               in the lag of all groups, and `scrape_ms` of the endpoint meanwhile, [median, greatest]
 cluster       the job on a standalone Spark cluster with executors of one core: records a second and
-              `cpu_us_per_record` of single operations and of acks of 1,000 entries; `ten_operations_ms` send -> answers
+              `cpu_us_per_record` of single operations and of acks of 1,000 entries; `ten_operations_ms` till answered;
+              `driver_ms_per_task`, and what a record leaves in Kafka and tables (for tests/benchmarks/cluster_model.py)
 cluster_kills seconds from the SIGKILL of an executor, and of the driver, until every queue answers, with as many
               leases as half of the operations
 cluster_lanes what the driver holds after some 100,000 pops of 10 and of as many lanes

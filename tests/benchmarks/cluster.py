@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from connectors.delta.log.table_log import read_data_files
+from connectors.delta.tables import TABLES, table_path
+from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.local_servers.process_tree import kill_tree
@@ -49,12 +52,15 @@ def measure_cluster(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
         streams = [_operations(queue_id, messages if entries == 1 else pops, entries) for queue_id in range(QUEUES)]
         per_batch = _SINGLE_PER_BATCH if entries == 1 else _LARGE_PER_BATCH
         prefix = f"cluster_{name}"
-        with _site(options, kafka, prefix, executors, count, streams) as site, _driver(site, per_batch) as (drained, _):
-            report[name] = drained
-            if entries > 1:
-                report[name]["acked_entries_per_s"] = round(drained["records_per_s"] / 2 * entries)
-            elif executors > 1:
-                report["ten_operations_ms"] = _latency(kafka, prefix, options.seconds)
+        with _site(options, kafka, prefix, executors, count, streams) as site:
+            with _driver(site, per_batch) as (drained, _):
+                report[name] = drained
+                if entries > 1:
+                    report[name]["acked_entries_per_s"] = round(drained["records_per_s"] / 2 * entries)
+                elif executors > 1:
+                    report["ten_operations_ms"] = _latency(kafka, prefix, options.seconds)
+            # Now that its rows are written.
+            report[name] |= _written(site)
     one, two = (report[name]["records_per_s"] for name in ("single_1_executor", "single_2_executors"))
     return {**report, "two_executors_to_one": round(two / one, 2)}
 
@@ -187,6 +193,24 @@ def _driver(site: _Site, per_batch: int) -> Iterator[tuple[dict[str, Any], int]]
             driver.stdin.close()
             for more in lines:
                 (report or {}).update(more)
+
+
+def _written(site: _Site) -> dict[str, Any]:
+    """Return what a job has appended to its topics, and written to its tables, for each record of its log."""
+    topics, logs = Topics.of(site.prefix), site.kafka.folder / "data"
+    internal = ClusterTopics.of(site.prefix)
+    log_bytes = {
+        name: sum(file.stat().st_size for file in logs.glob(f"{topic}-*/*.log"))
+        for name, topic in (("ops", topics.ops), ("results", topics.results), ("audit", internal.audit))
+    }
+    tables = [read_data_files(table_path(site.folder / "tables", name)) for name in TABLES]
+    files = [file for table in tables if table is not None for file in table.files]
+    rows = sum(json.loads(file.stats)["numRecords"] for file in files if file.stats)
+    return {
+        "log_bytes_per_record": {name: round(size / site.records, 1) for name, size in log_bytes.items()},
+        "table_rows_per_record": round(rows / site.records, 2),
+        "table_bytes_per_record": round(sum(file.size for file in files) / site.records, 1),
+    }
 
 
 def _environment() -> dict[str, str]:

@@ -30,6 +30,7 @@ from tests.benchmarks.cpu_use import cpu_s
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 WARM_UP_BATCHES = 2
+EMPTY_TASKS = 2_000
 _POLL_S = 0.05
 
 
@@ -77,6 +78,8 @@ def main() -> None:
     with ClusterJob(settings, cluster, KafkaConnection(options.servers), spark) as job:
         query = next(each for each in spark.streams.active if each.name == DECIDE_OPS)
         report = {**_measured(job, query, options.records), **_memory(spark)} if options.records else {}
+        if options.records:
+            report["driver_ms_per_task"] = _driver_ms_per_task(spark)
         print(json.dumps(report), flush=True)
         sys.stdin.read()
         print(json.dumps({"micro_batch_ms": _durations_ms(query)}), flush=True)
@@ -139,6 +142,13 @@ def _memory(spark: SparkSession) -> dict[str, float]:
         "driver_heap_mib": round((runtime.totalMemory() - runtime.freeMemory()) / 2**20, 1),
         "driver_python_mib": round(psutil.Process().memory_info().rss / 2**20, 1),
     }
+
+
+def _driver_ms_per_task(spark: SparkSession) -> float:
+    """Return what a task costs the driver, in milliseconds of its CPU: of a job of many that have nothing to do."""
+    before_s = _cpu_by_kind()["driver_jvm"]
+    spark.range(0, EMPTY_TASKS, 1, EMPTY_TASKS).write.format("noop").mode("overwrite").save()
+    return round((_cpu_by_kind()["driver_jvm"] - before_s) / EMPTY_TASKS * 1e3, 2)
 
 
 def _cpu_by_kind() -> dict[str, float]:

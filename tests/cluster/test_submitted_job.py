@@ -1,5 +1,6 @@
 """Claim: `popstream submit` runs the job on a cluster: clients get their answers and the tables their rows; after a
-kill of its driver or a lost disk a new start goes on; SIGTERM ends it with 0, and a second driver is refused.
+kill of an executor or a worker the driver goes on, after one of the driver or a lost disk a new start; SIGTERM ends it
+with 0, a second driver is refused, and the state goes to one machine by the command.
 
 Method: a broker and a standalone cluster here; the command as a user runs it, with a settings file.
 """
@@ -12,10 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import pytest
 
 from connectors.local_servers.process_tree import kill_tree
-from tests.cluster.submitted import WAIT_S, ops, run, settings_file, started, submit_command
+from tests.cluster.conftest import ROOT
+from tests.cluster.submitted import WAIT_S, ops, popstream, run, settings_file, started, submit_command
+from tests.support.processes.up_process import Up
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ QUEUE = {"topic": "orders", "queue_id": 0}
 DECLARE = {"type": "declare", **QUEUE, "topic_id": "T"}
 DISPATCH = {"type": "dispatch", **QUEUE, "ranges": [{"first": 0, "last": 9}]}
 POP = {"type": "pop", **QUEUE, "group": "billing", "max_messages": 4, "invisible_time_ms": 600_000}
+POPS = 3
+"""With messages: each has one row of `deliveries`."""
 
 
 class Place(NamedTuple):
@@ -64,6 +70,44 @@ def test_the_job_answers_after_a_killed_driver_and_ends_with_zero(place: Place, 
         driver.send_signal(signal.SIGTERM)
         assert driver.wait(WAIT_S) == 0
     assert list((tmp_path / "state" / "tables" / "operations" / "_delta_log").glob("*.json"))
+
+
+def test_a_killed_executor_and_a_killed_worker_cost_no_decision(
+    place: Place, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """Their tasks are repeated by others, and the driver goes on. Then the state goes on in a folder, by `up`."""
+    with started(place.command, tmp_path) as driver:
+        declared, dispatched, popped = ops(place.asked, DECLARE, DISPATCH, POP)
+        assert (declared["reason"], dispatched["reason"], popped["messages"]) == ("OK", "OK", [[0, 3, 1]])
+        killed = cluster.executor_pids()[0]
+        cluster.kill_executor(killed)
+        assert ops(place.asked, POP)[0]["messages"] == [[4, 7, 1]]
+        cluster.kill_worker(0)
+        try:
+            assert ops(place.asked, POP)[0]["messages"] == [[8, 9, 1]]
+        finally:
+            cluster.start_worker(0)
+        assert killed not in cluster.executor_pids()
+        assert driver.poll() is None
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(WAIT_S) == 0
+    var = ("--var", str(ROOT / "var"))
+    checkpoint = ("--checkpoint", f"file://{tmp_path}/state")
+    verified = popstream("verify", "--json", "--folder", str(tmp_path / "verified"), *checkpoint, *var, *place.asked)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert msgspec.json.decode(verified.stdout)["rows"]["deliveries"] == POPS
+    moved = popstream("migrate", "to-folder", "--folder", str(tmp_path / "job"), *checkpoint, *var, *place.asked)
+    assert moved.returncode == 0, moved.stdout + moved.stderr
+    up = Up(tmp_path / "job", *place.asked)
+    try:
+        up.wait_for("ready after")
+        (none,) = ops(place.asked, {**POP, "poll_time_ms": 0})
+        assert "messages" not in none, f"all ten are leased: {none}"
+        ops(place.asked, {"type": "dispatch", **QUEUE, "ranges": [{"first": 10, "last": 11}]})
+        assert ops(place.asked, POP)[0]["messages"] == [[10, 11, 1]]
+        assert up.stop(signal.SIGTERM) == (0, [])
+    finally:
+        up.end()
 
 
 def test_a_second_driver_is_refused_and_takes_over_when_it_is_told_to(place: Place, tmp_path: Path) -> None:
