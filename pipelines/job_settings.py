@@ -101,6 +101,13 @@ class JobSettings(BaseSettings):
         default=False,
         description="true: the group of the job's user may read the tables, which need a place of their own (`tables`)",
     )
+    tables_replica: str = Field(
+        default="",
+        description=(
+            "where the tables are copied to, commit by commit, for readers on other machines: a path, or a URL that"
+            " fsspec supports; empty: nowhere. Without effect on a cluster, whose tables lie where `--tables` says"
+        ),
+    )
     bootstrap_servers: str = Field(default="", description="servers of an existing Kafka; empty: an embedded one")
     kafka_config: Path | None = Field(
         default=None,

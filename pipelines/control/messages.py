@@ -189,6 +189,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
         not_ready_reasons: What keeps the job from deciding or delivering. Empty: it is ready.
         snapshot: Id of the newest snapshot that this job took.
         snapshot_failure: Why the last snapshot could not be taken or stored.
+        replica_failure: Why the replica of the tables is not up to date.
         damage: Damage to files of the stores that was found since the job started, with the command that repairs it.
         table_checkpoint_failures: A sentence for each table of whose log the last checkpoint could not be written.
         quarantined: Records that are skipped because deciding them failed; each has a row in `rejected`.
@@ -211,6 +212,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     not_ready_reasons: list[str] = []
     snapshot: str | None = None
     snapshot_failure: str | None = None
+    replica_failure: str | None = None
     damage: list[str] = []
     table_checkpoint_failures: list[str] = []
     quarantined: int = 0

@@ -75,6 +75,12 @@ class Metric(Enum):
         " none",
         "above some times `flush_interval_s`: Delta does not take what was decided",
     )
+    REPLICA_LAG = MetricDefinition(
+        "popstream_replica_lag_seconds",
+        MetricKind.GAUGE,
+        "Seconds since the replica of the tables (`tables_replica`) had every commit; 0: there is none",
+        "above some times `flush_interval_s`: its place does not answer, or refuses. `popstream status` says why",
+    )
     RESTARTS = MetricDefinition(
         "popstream_restarts_total",
         MetricKind.COUNTER,

@@ -1,4 +1,4 @@
-"""Repeats work that a job cannot do without, and retries it while it fails: the flush of audit rows to Delta."""
+"""Repeats work of a job that is due at all times, and retries it while it fails: the flush of audit rows to Delta."""
 
 import threading
 from collections.abc import Callable
@@ -58,11 +58,11 @@ class RetryLoop:
         """Start the thread, which waits for one interval first."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Call the work once more, then end the thread."""
+    def stop(self, limit_s: float | None = None) -> None:
+        """Call the work once more, then end the thread. Waits no longer than a limit, if there is one."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(limit_s)
 
     def _pause_s(self, failures: int) -> float:
         return back_off_s(failures, first_s=RETRY_S, max_s=RETRY_S_MAX) if failures else self._interval_s
@@ -78,15 +78,19 @@ class RetryLoop:
                     if not is_transient(error) or isinstance(error, Py4JNetworkError | StoreStopped):
                         raise
                     failures += 1
-                    self.problem = f"{self._problem_prefix}: {_first_line(error)}"
+                    self._note(error)
                     _log.warning(f"{self._event_prefix}_retried", failures=failures, error=str(error))
                 else:
                     failures, self.problem = 0, None
             self._work()
         except BaseException as error:  # noqa: BLE001 - any error ends the job, which reports it
+            self._note(error)
             _log.error(f"{self._event_prefix}_failed", error=str(error))
             self._on_failure(error)
 
+    def _note(self, error: BaseException) -> None:
+        self.problem = f"{self._problem_prefix}: {_first_line(error)}"
 
-def _first_line(error: Exception) -> str:
+
+def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:200]

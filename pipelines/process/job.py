@@ -66,6 +66,7 @@ from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
 from pipelines.process.owner_table import OwnerTable
 from pipelines.process.prefix_ownership import PrefixOwnership
+from pipelines.process.table_replica import TableReplica
 from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.scrub import Scrub
 from pipelines.recovery.snapshot_loop import SnapshotLoop
@@ -85,6 +86,7 @@ __all__ = ["Job"]
 _log = structlog.get_logger(__name__)
 
 OUTBOX_POLL_S = 0.5
+REPLICA_STOP_S = 10.0
 """How often a full outbox is looked at again."""
 
 
@@ -113,6 +115,7 @@ class Job:
     apply_ops: MicroBatchApplier
     flush: DeltaFlush
     flush_loop: RetryLoop
+    replica_loop: RetryLoop | None = None
     log_watch: LogWatch
     scrub: Scrub
     snapshot_loop: SnapshotLoop
@@ -164,6 +167,7 @@ class Job:
             self._open_producers(applied)
             spark_checkpoint = fresh_checkpoint(self.folder.spark)
             self._wire_apply_ops(applied, spark_checkpoint)
+            self._start_replica()
             self._start_audit()
             self._start_query(applied, spark_checkpoint)
             self._start_ticker()
@@ -243,6 +247,7 @@ class Job:
             not_ready_reasons=self.not_ready_reasons,
             snapshot=None if snapshot is None else snapshot.id,
             snapshot_failure=None if not snapshot_failure else completed_commands(snapshot_failure, elsewhere=True),
+            replica_failure=None if self.replica_loop is None else self.replica_loop.problem,
             damage=[completed_commands(sentence, elsewhere=True) for sentence in self.scrub.damage],
             table_checkpoint_failures=self._table_checkpoint_failures(),
             quarantined=len(self.quarantine),
@@ -416,6 +421,26 @@ class Job:
             after_micro_batch=self._after_micro_batch,
             trace=self._trace,
         )
+
+    def _start_replica(self) -> None:
+        """Start to copy the tables to where others read them. What fails there is told, and keeps the job from nothing.
+
+        First, and so stopped after what writes to the tables.
+        """
+        url = self.settings.tables_replica
+        if url:
+            replica = TableReplica(self.folder.delta, url, self._prefix.require)
+            loop = RetryLoop(
+                "replica",
+                self.settings.flush_interval_s,
+                replica.catch_up,
+                lambda _: None,
+                problem_prefix="the replica of the tables is not up to date",
+            )
+            self.replica_loop = loop
+            self.metrics.bind_gauges({Metric.REPLICA_LAG: lambda: replica.lag_s})
+            loop.start()
+            self._stack.callback(loop.stop, REPLICA_STOP_S)
 
     def _start_audit(self) -> None:
         """Start the watch of the log and the flush of audit rows to Delta."""

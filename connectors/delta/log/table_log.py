@@ -28,6 +28,8 @@ __all__ = [
     "DataFiles",
     "TableLog",
     "checkpoint_damage",
+    "checkpoints_of",
+    "newest_version",
     "read_data_files",
     "read_table_log",
     "require_readable",
@@ -150,6 +152,18 @@ def require_readable(table: Path, found: DataFiles) -> None:
             " written again"
         )
         raise Invalid(message, subject=table.name)
+
+
+def newest_version(table: Path) -> int:
+    """Return the version of the newest commit of a table; -1: there is none."""
+    commits, _ = _found(table / "_delta_log")
+    return max(commits, default=-1)
+
+
+def checkpoints_of(table: Path) -> list[tuple[int, list[Path]]]:
+    """Return the complete checkpoints of a table by version, the oldest first, with their files."""
+    _, checkpoints = _found(table / "_delta_log")
+    return sorted(checkpoints.items())
 
 
 def checkpoint_damage(table: Path) -> Corrupt | None:

@@ -142,6 +142,8 @@ def _print(console: Console, status: Status) -> None:
     facts |= _numbered("table log", status.table_checkpoint_failures)
     if status.snapshot or status.snapshot_failure:
         facts["snapshot"] = status.snapshot_failure or status.snapshot or ""
+    if status.replica_failure:
+        facts["replica"] = status.replica_failure
     if status.builder is not None:
         built = status.builder
         facts["builder"] = (

@@ -113,6 +113,7 @@ function showStatus(status) {
   if (status.ops_overdue) warn(`${count(status.ops_overdue)} undecided records are older than half of the retention of the ops topic`);
   if (status.quarantined) warn(`${count(status.quarantined)} records are quarantined: see the table rejected`);
   if (status.snapshot_failure) warn(`the last snapshot failed: ${status.snapshot_failure}`);
+  if (status.replica_failure) warn(status.replica_failure);
   status.table_checkpoint_failures.forEach(warn);
   showNotices(notices);
   byId("owner").replaceChildren(...owner(status));

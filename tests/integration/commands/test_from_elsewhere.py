@@ -36,6 +36,7 @@ class Site(NamedTuple):
     url: str
     token_file: Path
     tables: Path
+    replica: str
     elsewhere: Path
 
     def run(self, *arguments: str, token: bool = True) -> subprocess.CompletedProcess[str]:
@@ -72,12 +73,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     token_file.write_text(f"{TOKEN}\n")
     elsewhere.mkdir()
     settings = root / "settings.toml"
-    settings.write_text(f'tables = "{tables}"\ntables_group_readable = true\napi_token_file = "{token_file}"\n')
+    replica = f"file://{root}/replica"
+    settings.write_text(
+        f'tables = "{tables}"\ntables_group_readable = true\napi_token_file = "{token_file}"\n'
+        f'tables_replica = "{replica}"\n'
+    )
     options = ["--settings", str(settings), "--api-port", str(port), "--flush-interval", "500ms"]
     up = Up(root / "job", *options)
     try:
         up.wait_for("ready after")
-        yield Site(up, f"http://127.0.0.1:{port}", token_file, tables, elsewhere)
+        yield Site(up, f"http://127.0.0.1:{port}", token_file, tables, replica, elsewhere)
     finally:
         up.end()
 
@@ -160,6 +165,17 @@ def test_tables_are_read_where_they_are(site: Site) -> None:
     assert held.stdout.startswith("orders/0, group billing: not held"), held.stderr
     nowhere = site.bare("query", "from operations", "--tables", str(site.elsewhere))
     assert (nowhere.returncode, "there are no tables in" in nowhere.stderr) == (2, True)
+
+
+def test_the_replica_has_what_the_tables_have(site: Site) -> None:
+    def counted() -> str:
+        sql = "select count(*) as n from deliveries_by_message where step = 'acked'"
+        return site.bare("query", sql, "--csv", "--tables", site.replica).stdout
+
+    wait_for(lambda: counted() == "n\n2\n")
+    told = site.run("why", "orders/0/0", "--tables", site.replica)
+    assert (told.returncode, "acked by" in told.stdout) == (0, True), told.stderr
+    assert msgspec.json.decode(site.run("status", "--json").stdout)["replica_failure"] is None
 
 
 def test_the_group_may_read_the_tables_and_nobody_else_and_nothing_else(site: Site) -> None:
