@@ -37,6 +37,7 @@ class BrokerSecurity(msgspec.Struct, frozen=True):
         trust_store: PEM file with the certificates that sign those of the broker and of clients.
         name: Common name (CN) in the broker's certificate.
         protocol: `SASL_SSL`: users log in with SCRAM. `SSL`: clients bring certificates; the CN is the user.
+        has_anonymous: With `SSL`: a client may come without a certificate, and is the user `ANONYMOUS`.
         jwks: With `SASL_SSL`: file with a JSON Web Key Set (RFC 7517), by whose keys tokens are signed. Users may also
             log in with OAUTHBEARER then; the claim `sub` is the user.
     """
@@ -45,6 +46,7 @@ class BrokerSecurity(msgspec.Struct, frozen=True):
     trust_store: Path
     name: str
     protocol: Literal["SASL_SSL", "SSL"] = "SASL_SSL"
+    has_anonymous: bool = False
     jwks: Path | None = None
 
     @property
@@ -94,7 +96,7 @@ class BrokerSecurity(msgspec.Struct, frozen=True):
             **_stores("truststore", self.trust_store),
         }
         if self.protocol == "SSL":
-            return settings | {f"{clients}.ssl.client.auth": "required"}
+            return settings | {f"{clients}.ssl.client.auth": "requested" if self.has_anonymous else "required"}
         if self.jwks is not None:
             settings |= {
                 f"{clients}.oauthbearer.sasl.server.callback.handler.class": VALIDATOR,

@@ -97,7 +97,7 @@ def canary() -> Iterator[Canary]:
 
 
 class Site:
-    """A broker, and how its users log in: by passwords, by tokens of an endpoint, or by their certificates."""
+    """A broker, and how its users log in: by passwords, by tokens of an endpoint, by their certificates, or not."""
 
     def __init__(
         self,
@@ -107,12 +107,14 @@ class Site:
         trust_store: Path | None = None,
         *,
         by_certificate: bool = False,
+        by_nothing: bool = False,
     ) -> None:
         self.broker = broker
         self._canary = canary
         self._endpoint = endpoint
         self._trust_store = trust_store
         self._by_certificate = by_certificate
+        self.by_nothing = by_nothing
 
     @property
     def servers(self) -> str:
@@ -120,6 +122,9 @@ class Site:
 
     def file_of(self, user: str) -> str:
         """The file of a user, with all that is secret."""
+        plain: dict[str, str | None] = {"security_protocol": "SSL", "sasl_mechanism": None, "sasl_jaas_config": None}
+        if self.by_nothing:
+            return self.broker.login(user, "", **SHARED, **plain).config_file
         secret = f"{self._canary.text} of {user}"
         store = self.broker.authority.key_store(user, password=self._canary.text, as_pkcs12=True)
         lines: dict[str, str | None] = {
@@ -128,7 +133,6 @@ class Site:
             **SHARED,
         }
         if self._by_certificate:
-            plain = {"security_protocol": "SSL", "sasl_mechanism": None, "sasl_jaas_config": None}
             return self.broker.login(user, "", **lines, **plain).config_file
         if self._endpoint is None:
             return self.broker.login(user, secret, **lines).config_file
@@ -138,7 +142,10 @@ class Site:
         return login_by_token(self.broker, user, **lines, **tokens).config_file
 
 
-@pytest.fixture(params=["SCRAM", *(pytest.param(name, marks=pytest.mark.long) for name in ("OAUTHBEARER", "mTLS"))])
+MORE = ("OAUTHBEARER", "mTLS", "TLS")
+
+
+@pytest.fixture(params=["SCRAM", *(pytest.param(name, marks=pytest.mark.long) for name in MORE)])
 def secured(
     request: pytest.FixtureRequest, tmp_path: Path, kafka_jar_files: list[Path], canary: Canary
 ) -> Iterator[Site]:
@@ -152,6 +159,9 @@ def secured(
         elif request.param == "mTLS":
             broker = opened.enter_context(running(folder, kafka_jar_files, protocol="SSL"))
             made = Site(broker, canary, by_certificate=True)
+        elif request.param == "TLS":
+            broker = opened.enter_context(running(folder, kafka_jar_files, protocol="SSL", has_anonymous=True))
+            made = Site(broker, canary, by_nothing=True)
         else:
             authority = Authority(tmp_path / "login")
             clients = {user: f"{canary.text} of {user}" for user in USERS}
@@ -162,7 +172,8 @@ def secured(
             broker = opened.enter_context(running(folder, kafka_jar_files, settings=audience, jwks=jwks))
             made = Site(broker, canary, endpoint, authority.trust_store)
         create_message_topic(broker.broker.connection, "orders", 1)
-        broker.grant_only(rights_in((ROOT / "docs" / "security.md").read_text(encoding="utf-8")))
+        rights = rights_in((ROOT / "docs" / "security.md").read_text(encoding="utf-8"))
+        broker.grant_only(right._replace(user="ANONYMOUS") if made.by_nothing else right for right in rights)
         yield made
 
 
@@ -270,5 +281,5 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary
         up.end()
     assert not canary.is_in("".join(said))
     assert canary.seen_in_arguments == set()
-    users = {Path(secured.broker.folder, f"{user}.properties") for user in USERS}
+    users = set() if secured.by_nothing else {Path(secured.broker.folder, f"{user}.properties") for user in USERS}
     assert canary.files(tmp_path) == {*users, token_file, keys_file, admin_file}
