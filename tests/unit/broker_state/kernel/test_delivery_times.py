@@ -41,6 +41,13 @@ def test_a_message_is_given_from_its_time_on_and_those_behind_it_before() -> Non
     assert lab.commit_offset == 5
 
 
+def test_the_first_pop_of_a_group_a_moment_before_the_time_gets_nothing() -> None:
+    lab = LaneLab()
+    dispatched(lab, delayed(lab, 0, 0, 5_000))
+    assert lab.pop(10, after_ms=4_999).reason == "NO_MESSAGE"
+    assert ranges_of(lab.pop(10, after_ms=1)) == [(0, 0, 1)]
+
+
 def test_what_is_due_comes_before_fresh_messages() -> None:
     lab = LaneLab()
     dispatched(lab, delayed(lab, 0, 0, 1_000), WrittenRange(1, 9))
