@@ -3,7 +3,7 @@
 Each commit is copied as it is, after the files that it names, so that a reader of the replica sees one whole version of
 a table after the other. A job that dies in between goes on with the next commit. Nothing is ever changed there: a
 replica whose commits are not those of the tables is refused. What maintenance and `popstream erase` have deleted here
-is deleted there within the hour.
+is deleted there when a job starts, and once an hour.
 """
 
 import time
@@ -17,7 +17,7 @@ import msgspec
 
 from checkpoints.storage_errors import storage_errors
 from connectors.delta.damage import how_to_repair
-from connectors.delta.log.commits import commit_file, read_commit
+from connectors.delta.log.commits import commit_file, read_commit, sync_commits
 from connectors.delta.log.table_log import checkpoints_of, newest_version, read_data_files
 from connectors.delta.tables import TABLES, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
@@ -54,7 +54,8 @@ class TableReplica:
         """The newest version there, by table, since this process has looked."""
         self._hints: dict[str, bytes] = {}
         """What `_last_checkpoint` of a table has there."""
-        self._swept_s = self._caught_up_s = time.monotonic()
+        self._swept_s = float("-inf")
+        self._caught_up_s = time.monotonic()
         try:
             self._files: Any
             self._files, self._base = fsspec.core.url_to_fs(url)
@@ -65,7 +66,7 @@ class TableReplica:
         self._is_object_store = not _OBJECT_STORES.isdisjoint([protocols] if isinstance(protocols, str) else protocols)
 
     def catch_up(self) -> None:
-        """Copy the commits that are not there yet, and once an hour delete there what is not here any more.
+        """Copy the commits that are not there yet, and at first and once an hour delete what is not here any more.
 
         Raises:
             Invalid: The replica has other commits: it is that of other tables.
@@ -107,7 +108,10 @@ class TableReplica:
         commits = [read_commit(table, version) for version in versions]
         if None in commits:  # those of that time are deleted: begin with a checkpoint
             versions = self._copy_base(name, newest)
-        for path in sorted({path for commit in commits if commit is not None for path in commit.added_paths}):
+        found = [commit for commit in commits if commit is not None]
+        # First: a commit that a loss of power takes back here would be one of another table there.
+        sync_commits(table, found)
+        for path in sorted({path for commit in found for path in commit.added_paths}):
             # A file that was compacted since, a week ago, may be gone.
             if not self._put(name, path) and path in _needed(table):
                 message = f"{table / path} is missing: {how_to_repair(name)}"
@@ -120,7 +124,12 @@ class TableReplica:
     def _copy_base(self, name: str, newest: int) -> range:
         """Copy the newest checkpoint of a table with all that it needs, and return the versions from it on."""
         table = table_path(self._root, name)
-        version, files = checkpoints_of(table)[-1]
+        checkpoints = checkpoints_of(table)
+        if not checkpoints:
+            message = f"the log of {name} lacks commits, and has no checkpoint of them: {how_to_repair(name)}"
+            raise Corrupt(message, subject=name)
+        version, files = checkpoints[-1]
+        self._files.invalidate_cache()
         there = {str(found).removeprefix(f"{self._base}/{name}/") for found in self._files.find(f"{self._base}/{name}")}
         for path in sorted(_needed(table) - there):
             self._put(name, path)
@@ -174,7 +183,8 @@ class TableReplica:
         table = table_path(self._root, name)
         base, needed = f"{self._base}/{name}", _needed(table)
         # Of the log what Delta has deleted here, too: what is before a checkpoint.
-        oldest = checkpoints_of(table)[0][0] if self._hints.get(name) else 0
+        oldest = min((version for version, _ in checkpoints_of(table)), default=0) if self._hints.get(name) else 0
+        self._files.invalidate_cache()
         for found in self._files.find(base):
             path = str(found).removeprefix(f"{base}/")
             folder, _, file = path.rpartition("/")

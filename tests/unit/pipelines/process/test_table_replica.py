@@ -195,6 +195,13 @@ def test_what_is_deleted_here_is_deleted_there_within_the_hour(
     delete_unused(root)
     replica.catch_up()
     assert len(data_files(in_folder(place, tmp_path))) > len(data_files(root / "deliveries"))
+    TableReplica(root, place).catch_up()  # of the next start
+    assert data_files(in_folder(place, tmp_path)) == data_files(root / "deliveries")
+    compact(root, DELIVERIES)
+    checkpoint(root)
+    delete_unused(root)
+    replica.catch_up()
+    assert len(data_files(in_folder(place, tmp_path))) > len(data_files(root / "deliveries"))
     monkeypatch.setattr(table_replica, "SWEEP_S", 0.0)
     replica.catch_up()
     there = in_folder(place, tmp_path)
@@ -227,6 +234,14 @@ def test_a_commit_whose_file_is_lost_is_not_copied(root: Path, place: str, tmp_p
     with pytest.raises(Corrupt, match=r"is missing: bring it back .* `popstream restore --rebuild deliveries`"):
         replica.catch_up()
     assert newest_version(in_folder(place, tmp_path)) == version
+
+
+def test_a_log_that_lacks_commits_and_a_checkpoint_is_told(root: Path, place: str) -> None:
+    commit_file(root / "deliveries", 1).unlink()
+    with pytest.raises(
+        Corrupt, match=r"lacks commits, and has no checkpoint .* `popstream restore --rebuild deliveries`"
+    ):
+        TableReplica(root, place).catch_up()
 
 
 @pytest.mark.parametrize("more", [0, 2])
