@@ -155,6 +155,7 @@ def _orderly_differences(group: str, lane: dict[str, Any], other: dict[str, Any]
     A skip that takes the member on which a batch waits moves the commit offset. The model moves it at once; the kernel
     does so at the lane's next operation, when further skips have made holes of messages that were acked, expired or
     passed over. So the kernel may count as holes what the model counts as messages that were done, but not the reverse.
+    A reset lets the model count them as holes, too, and what they had been counted as stays (`became_holes`).
     """
     done_of_both = [counts["acked"] + counts["holes"] for counts in (lane, other)]
     if done_of_both[0] != done_of_both[1]:
@@ -162,7 +163,7 @@ def _orderly_differences(group: str, lane: dict[str, Any], other: dict[str, Any]
     if lane["went_back"]:
         return
     lost, other_lost = (sum(counts[name] for name in LOST) for counts in (lane, other))
-    if not lost + lane["holes"] - other["holes"] <= other_lost <= lost:
+    if not lost + lane["holes"] - other["holes"] - lane["became_holes"] <= other_lost <= lost:
         yield (
             f"lane {group}, {' + '.join(LOST)}: model {lost} and {lane['holes']} holes, "
             f"kernel {other_lost} and {other['holes']} holes"

@@ -207,6 +207,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "was_orderly": False,
         "went_back": False,
         "recounted": False,
+        "became_holes": 0,
     }
 
 
@@ -925,6 +926,7 @@ class ReferenceModel:
     def _recount(self, queue: Queue, lane: Lane, target: int) -> None:
         # CHOICE: what was skipped after it had been acked counts as a hole from now on.
         lane["recounted"] = True
+        lane["became_holes"] += len([o for o in lane["acked"] if o < target and o in queue["holes"]])
         lane["acked"] = {offset for offset in lane["acked"] if offset < target and offset not in queue["holes"]}
         lane["holes"] = target - lane["start"] - len(lane["acked"])
 
@@ -1717,6 +1719,7 @@ class ReferenceModel:
             "available": available,
             "acked": len(lane["acked"]),
             "holes": lane["holes"],
+            "became_holes": lane["became_holes"],
             "dead_lettered": lane["dead_lettered"],
             "expired_from_log": lane["expired_from_log"],
             "passed_over": lane["passed_over"],
