@@ -29,6 +29,7 @@ from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.session import join_pool
+from connectors.delta.store import write_table_checkpoint
 from connectors.kafka.kafka_errors import kafka_errors
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
@@ -85,8 +86,8 @@ __all__ = ["Job"]
 
 _log = structlog.get_logger(__name__)
 
+REPLICA_STOP_S = 2.0
 OUTBOX_POLL_S = 0.5
-REPLICA_STOP_S = 10.0
 """How often a full outbox is looked at again."""
 
 
@@ -429,7 +430,8 @@ class Job:
         """
         url = self.settings.tables_replica
         if url:
-            replica = TableReplica(self.folder.delta, url, self._prefix.require)
+            write_checkpoint = partial(write_table_checkpoint, self._spark)
+            replica = TableReplica(self.folder.delta, url, write_checkpoint, self._prefix.require)
             loop = RetryLoop(
                 "replica",
                 self.settings.flush_interval_s,
@@ -440,6 +442,7 @@ class Job:
             self.replica_loop = loop
             self.metrics.bind_gauges({Metric.REPLICA_LAG: lambda: replica.lag_s})
             loop.start()
+            self._stack.callback(replica.give_up)  # a place that hangs must not be written to by two threads
             self._stack.callback(loop.stop, REPLICA_STOP_S)
 
     def _start_audit(self) -> None:

@@ -172,9 +172,9 @@ class PrefixOwnership:
         for _ in range(TRIES_MAX):
             before = self._records.last()
             owner = None if before is None else before.value
+            when = when_to_take(self._prefix, owner, contender)
             if self._keys_of is not None:
                 require_keys(self._prefix, owner, self._keys_of, self._me.ops_topic_id)
-            when = when_to_take(self._prefix, owner, contender)
             if (
                 before is not None
                 and when is Take.AFTER_SILENCE

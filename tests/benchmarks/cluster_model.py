@@ -5,7 +5,8 @@ executors of one core, when Kafka, the driver and the storage have machines of t
 
 * Executors decide as many operations as their CPU allows, for which a micro-batch leaves them the time.
 * The driver plans a micro-batch with one thread, while executors wait: a part for each micro-batch, and one for each
-  task. Micro-batches are as long as it takes for that to be OVERHEAD_SHARE of them; an answer waits for one and a half.
+  task, which is the CPU that the driver's JVM spends on an empty one. Micro-batches are as long as it takes for that to
+  be OVERHEAD_SHARE of them; an answer waits for one and a half.
 * Where such a micro-batch is longer than MICRO_BATCH_S_MAX, the queues are divided among several prefixes, each with a
   driver of its own.
 * Kafka keeps three copies of what is appended: operations, answers, and the rows on their way to the tables.
@@ -27,6 +28,8 @@ OVERHEAD_SHARE = 0.2
 MICRO_BATCH_S_MAX = 5.0
 PARTITIONS_A_CORE = 4
 """Of the ops topic, as docs/scale.md advises: each is a task that reads."""
+SMALL_TASKS = 12
+"""Of a micro-batch of ten operations of ten queues: that many read, and two decide."""
 REPLICAS = 3
 BROKER_MB_S = 100.0
 """An assumption: what a broker appends, replicas with it, and has room for reading."""
@@ -36,9 +39,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """What one operation, one task and one micro-batch take.
 
     Attributes:
-        executor_us: CPU of executors an operation, in microseconds: their Python and their JVM, with the rows.
+        executor_us: CPU of executors an operation until it is decided, in microseconds: of their Python and their JVM,
+            with the rows that they write meanwhile.
         task_ms: The driver's time a task, in milliseconds.
-        micro_batch_ms: What a micro-batch of ten operations takes, in milliseconds.
+        micro_batch_ms: What a micro-batch of ten operations takes, in milliseconds, with its SMALL_TASKS tasks.
         log_bytes: Appended to Kafka an operation, without replicas.
         table_rows: Rows of all tables an operation.
         table_bytes: Their bytes an operation.
@@ -84,7 +88,7 @@ def scaled(measured: Calibration, executors: int) -> Scaled:
     ... )
     >>> found = scaled(measured, 4)
     >>> found.prefixes, found.operations_per_s, found.micro_batch_s, found.kafka_mb_s, found.rows_per_s
-    (1, 40000.0, 1.6, 60.0, 80000.0)
+    (1, 40000.0, 1.54, 60.0, 80000.0)
     >>> scaled(measured, 1_000).prefixes
     8
     """
@@ -104,7 +108,7 @@ def scaled(measured: Calibration, executors: int) -> Scaled:
 
 
 def _micro_batch_s(measured: Calibration, executors: int) -> float:
-    tasks = executors * (PARTITIONS_A_CORE + 1)
+    tasks = max(0, executors * (PARTITIONS_A_CORE + 1) - SMALL_TASKS)
     return (measured.micro_batch_ms + tasks * measured.task_ms) / (1e3 * OVERHEAD_SHARE)
 
 
@@ -172,7 +176,7 @@ def main() -> None:
     chosen = parser.parse_args().file
     for file in [chosen] if chosen else sorted(Path("var/bench").glob("*.json"), reverse=True):
         report = json.loads(file.read_text())
-        if "single_2_executors" in report.get("cluster", {}):
+        if "driver_ms_per_task" in report.get("cluster", {}).get("single_2_executors", {}):
             print(f"{file}\n\n{markdown(calibration_of(report))}")
             return
     parser.error("there is no report with the part `cluster`: run `make bench PART=cluster`")

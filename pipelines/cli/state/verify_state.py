@@ -122,12 +122,13 @@ def _inputs(
 ) -> Inputs:
     if job is None:
         stack.enter_context(Ownership(folder.lock))
-        state, queues = folder.state, folder.queues if folder.queues.is_dir() else None
-    else:
-        settings = settings_of_job(settings, job)
-        state, queues = _copied(job, verification)
+    settings = settings_of_job(settings, job)
     connection = stack.enter_context(open_kafka(settings, var))
     require_keys(connection, settings)
+    if job is None:
+        state, queues = folder.state, folder.queues if folder.queues.is_dir() else None
+    else:
+        state, queues = _copied(job, verification)
     return Inputs(
         state=state,
         queues=queues,
