@@ -24,8 +24,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from checkpoints.applied import Applied
 from checkpoints.snapshot_retention import SnapshotRetention
-from checkpoints.storage_errors import is_of_one_file, storage_errors
-from popstream.wire.base_errors import Corrupt, Invalid
+from checkpoints.storage_errors import is_of_one_file, storage_errors, supported
+from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["DamagedSnapshot", "Snapshot", "SnapshotFile", "SnapshotStore"]
@@ -97,12 +97,9 @@ class SnapshotStore:
     """
 
     def __init__(self, url: str) -> None:
-        try:
+        with supported(url, f"snapshots cannot be kept at {url}"):
             self._files: Any
             self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
-            message = f"snapshots cannot be kept at {url}: {error}"
-            raise Invalid(message, subject=url) from error
         self.url = url
 
     def put(

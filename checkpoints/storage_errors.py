@@ -7,9 +7,9 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from popstream.wire.base_errors import PopstreamError, Unavailable
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
-__all__ = ["is_of_one_file", "storage_errors"]
+__all__ = ["is_of_one_file", "storage_errors", "supported"]
 
 _OF_ONE_FILE = frozenset({errno.EIO, errno.EISDIR, errno.EUCLEAN, errno.EBADMSG})
 
@@ -21,6 +21,24 @@ def is_of_one_file(error: OSError) -> bool:
     (True, False)
     """
     return error.errno in _OF_ONE_FILE
+
+
+@contextlib.contextmanager
+def supported(url: str, problem: str) -> Iterator[None]:
+    """Refuse a URL of which fsspec, in the block, knows no file system, or whose package is not installed.
+
+    Args:
+        url: The URL.
+        problem: What cannot be done, for the message.
+
+    Raises:
+        Invalid: So it is.
+    """
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        message = f"{problem}: {error}"
+        raise Invalid(message, subject=url) from error
 
 
 @contextlib.contextmanager

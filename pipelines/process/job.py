@@ -67,7 +67,7 @@ from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
 from pipelines.process.owner_table import OwnerTable
 from pipelines.process.prefix_ownership import PrefixOwnership
-from pipelines.process.table_replica import TableReplica
+from pipelines.process.tables_replica import TablesReplica
 from pipelines.recovery.ops_log import read_log_bounds
 from pipelines.recovery.scrub import Scrub
 from pipelines.recovery.snapshot_loop import SnapshotLoop
@@ -87,6 +87,7 @@ __all__ = ["Job"]
 _log = structlog.get_logger(__name__)
 
 REPLICA_STOP_S = 2.0
+"""How long a stop waits for the replica of the tables: a place that hangs must not keep it."""
 OUTBOX_POLL_S = 0.5
 """How often a full outbox is looked at again."""
 
@@ -431,7 +432,7 @@ class Job:
         url = self.settings.tables_replica
         if url:
             write_checkpoint = partial(write_table_checkpoint, self._spark)
-            replica = TableReplica(self.folder.delta, url, write_checkpoint, self._prefix.require)
+            replica = TablesReplica(self.folder.delta, url, write_checkpoint, self._prefix.require)
             loop = RetryLoop(
                 "replica",
                 self.settings.flush_interval_s,

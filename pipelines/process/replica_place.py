@@ -1,7 +1,7 @@
 """The place of replicas: files in a folder or in an object store, each of which appears as a whole."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -18,38 +18,39 @@ _OBJECT_STORES: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfs
 
 
 class ReplicaPlace(NamedTuple):
-    """The folder of all replicas: a file system of fsspec, and a path in it."""
+    """A folder: in a file system of fsspec, by its path there, and as it is shown to people."""
 
     files: Any
-    base: str
+    path: str
+    shown: str
 
-    @property
-    def is_object_store(self) -> bool:
-        """Whether a file appears as a whole."""
-        protocol = self.files.protocol
-        return not _OBJECT_STORES.isdisjoint([protocol] if isinstance(protocol, str) else protocol)
+    def __str__(self) -> str:
+        """Return it as it may be logged."""
+        return self.shown
 
-    def names(self, folder: str) -> Iterator[str]:
-        """Yield the names in a folder, which need not exist."""
+    def below(self, name: str) -> "ReplicaPlace":
+        """Return a folder in it."""
+        return ReplicaPlace(self.files, f"{self.path}/{name}", f"{self.shown}/{name}")
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in it or in a folder of it, which need not exist."""
         self.files.invalidate_cache()
         try:
-            found = self.files.ls(f"{self.base}/{folder}", detail=False)
+            found = self.files.ls(f"{self.path}/{folder}".rstrip("/"), detail=False)
         except FileNotFoundError:
-            return
-        for each in found:
-            yield str(each).rstrip("/").rpartition("/")[2]
+            return []
+        return [str(each).rstrip("/").rpartition("/")[2] for each in found]
 
-    def sizes(self, name: str) -> dict[str, int]:
-        """Return the size of each file in the folder of a table, by its path there."""
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in it and in its folders, by path."""
         self.files.invalidate_cache()
-        folder = f"{self.base}/{name}/"
-        found: dict[str, dict[str, Any]] = self.files.find(folder, detail=True)
-        return {path.removeprefix(folder): facts["size"] for path, facts in found.items()}
+        found: dict[str, dict[str, Any]] = self.files.find(f"{self.path}/", detail=True)
+        return {path.removeprefix(f"{self.path}/"): facts["size"] for path, facts in found.items()}
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file; None: it is not there."""
         try:
-            content: bytes = self.files.cat_file(f"{self.base}/{path}")
+            content: bytes = self.files.cat_file(f"{self.path}/{path}")
         except FileNotFoundError:
             return None
         return content
@@ -64,11 +65,12 @@ class ReplicaPlace(NamedTuple):
 
     def delete(self, path: str) -> None:
         """Delete a file there."""
-        self.files.rm_file(f"{self.base}/{path}")
+        self.files.rm_file(f"{self.path}/{path}")
 
     def _made_whole(self, path: str, make: Callable[[str], object]) -> None:
-        target = f"{self.base}/{path}"
-        if self.is_object_store:
+        target = f"{self.path}/{path}"
+        protocol = self.files.protocol
+        if not _OBJECT_STORES.isdisjoint([protocol] if isinstance(protocol, str) else protocol):
             make(target)
             return
         folder = target.rpartition("/")[0]

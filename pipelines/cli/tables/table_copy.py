@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.storage_errors import storage_errors
+from checkpoints.storage_errors import storage_errors, supported
 from connectors.delta.tables import TABLES
 from pipelines.cli.spark_tools import working
 from popstream.wire.base_errors import Invalid
@@ -28,12 +28,9 @@ def copied_tables(url: str) -> Iterator[Path]:
     """
     import fsspec  # noqa: PLC0415 - only here, and it takes a while
 
-    try:
+    with supported(url, f"tables cannot be read at {url}"):
         files: Any
         files, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        message = f"tables cannot be read at {url}: {error}"
-        raise Invalid(message, subject=url) from error
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch:
         with (
             working(f"copying the tables at {url}"),

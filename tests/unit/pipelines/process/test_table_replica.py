@@ -9,6 +9,7 @@ import datetime as dt
 import itertools
 import shutil
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import fsspec
 import pytest
@@ -21,7 +22,8 @@ from connectors.delta.retention import delete_before
 from connectors.delta.tables import DELIVERIES
 from connectors.local_servers.loopback import free_port
 from pipelines.process import table_replica
-from pipelines.process.table_replica import LAST_CHECKPOINT, LOG, TableReplica
+from pipelines.process.table_replica import LAST_CHECKPOINT, LOG
+from pipelines.process.tables_replica import TablesReplica
 from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 from tests.support.audit_tables import NOW_MS, delivery
 from tests.support.delta_files import append_audit_rows, create_table
@@ -51,8 +53,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     memory.pseudo_dirs[:] = [""]
 
 
-def replica_of(root: Path, place: str, require_ownership: Callable[[], None] = lambda: None) -> TableReplica:
-    return TableReplica(root, place, lambda table: DeltaTable(table).create_checkpoint(), require_ownership)
+def replica_of(root: Path, place: str, require_ownership: Callable[[], None] = lambda: None) -> TablesReplica:
+    return TablesReplica(root, place, lambda table: DeltaTable(table).create_checkpoint(), require_ownership)
 
 
 def append(root: Path, count: int = 1, day: int = 0) -> None:
@@ -100,8 +102,17 @@ def delete_unused(root: Path) -> None:
     """As VACUUM does a week after a compaction."""
     found = read_data_files(root / "deliveries")
     assert found is not None
-    for path in data_files(root / "deliveries") - {file.path.replace("%3D", "=") for file in found.files}:
+    for path in data_files(root / "deliveries") - {unquote(file.path) for file in found.files}:
         (root / "deliveries" / path).unlink()
+
+
+def a_week_after_compaction(root: Path, *, appended: int, deleted_upto: int) -> None:
+    """With commits after the checkpoint that followed it; those before it, and the files that it joined, are gone."""
+    compact(root, DELIVERIES)
+    checkpoint(root)
+    append(root, appended)
+    delete_commits(root, deleted_upto)
+    delete_unused(root)
 
 
 STEPS: dict[str, Callable[[Path], object]] = {
@@ -182,11 +193,7 @@ def test_commits_that_are_deleted_before_they_are_copied_are_not_needed(
     if had:
         replica_of(root, place).catch_up()
     append(root, 4)
-    compact(root, DELIVERIES)
-    checkpoint(root)
-    append(root, 2)
-    delete_commits(root, 6)
-    delete_unused(root)
+    a_week_after_compaction(root, appended=2, deleted_upto=6)
     replica_of(root, place).catch_up()
     require_same(root, place, tmp_path)
     append(root)
@@ -199,11 +206,7 @@ def test_what_is_deleted_here_is_deleted_there_within_the_hour(
 ) -> None:
     replica = replica_of(root, place)
     replica.catch_up()
-    compact(root, DELIVERIES)
-    checkpoint(root)
-    append(root, 2)
-    delete_commits(root, 2)
-    delete_unused(root)
+    a_week_after_compaction(root, appended=2, deleted_upto=2)
     replica.catch_up()
     assert len(data_files(in_folder(place, tmp_path))) > len(data_files(root / "deliveries"))
     replica_of(root, place).catch_up()  # of the next start
@@ -275,11 +278,7 @@ def test_a_job_goes_on_with_a_checkpoint_after_a_week_without_the_place(root: Pa
     replica = replica_of(root, place)
     replica.catch_up()
     append(root, 4)
-    compact(root, DELIVERIES)
-    checkpoint(root)
-    append(root)
-    delete_commits(root, 6)
-    delete_unused(root)
+    a_week_after_compaction(root, appended=1, deleted_upto=6)
     replica.catch_up()
     require_same(root, place, tmp_path)
 
