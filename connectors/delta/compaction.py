@@ -168,7 +168,7 @@ def _is_settled(path: Path, file: DataFile) -> bool:
     """Return whether no Spark can replace the commit of the file any more, which would leave its rows twice."""
     if not Path(file.path).name.startswith((PREFIX, CLUSTERED)):
         return True
-    return (path / unquote(file.path)).stat().st_mtime < time.time() - SETTLED_AFTER_S
+    return (path / file.relative_path).stat().st_mtime < time.time() - SETTLED_AFTER_S
 
 
 def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], ranges: QueueRanges | None) -> int:
@@ -180,7 +180,7 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], 
     names = [str(Path(files[0].path).with_name(f"{prefix}{secrets.token_hex(16)}.zstd.parquet")) for _ in range(count)]
 
     def require_compatible(commit: Commit) -> None:
-        if commit.changes_table or not {unquote(file.path) for file in files}.isdisjoint(commit.removed_paths):
+        if commit.changes_table or not {file.relative_path for file in files}.isdisjoint(commit.removed_paths):
             message = f"version {commit.version} of {path.name} is not only an append: compaction left the table alone"
             raise Unavailable(message, subject=path.name)
 
@@ -206,7 +206,7 @@ def _joined(
             rows += piece.num_rows
     by_log = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files if file.stats)
     if rows != by_log or not all(file.stats for file in files):
-        named = ", ".join(str(path / unquote(file.path)) for file in files)
+        named = ", ".join(str(path / file.relative_path) for file in files)
         message = (
             f"data files of {table.name} are damaged: they have {rows} rows together, and {by_log} by the log:"
             f" {how_to_repair(table.name)} (files: {named})"

@@ -115,7 +115,7 @@ def _erase_newest(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) ->
     require_rewritable(path, table, found)
     removed = [file for file, _ in with_texts]
     changes: dict[str, int] = defaultdict(int)
-    paths = {unquote(file.path) for file in removed}
+    paths = {file.relative_path for file in removed}
 
     def require_compatible(commit: Commit) -> None:
         corrects = not changes.keys().isdisjoint(commit.txns)
@@ -254,7 +254,7 @@ def _delete_old(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) -> i
     known = {name for commit in commits for name in (*commit.added_paths, *commit.removed_paths)}
     found = read_data_files(path)
     assert found is not None, "a table does not disappear"
-    live = {unquote(file.path) for file in found.files}
+    live = {file.relative_path for file in found.files}
     deleted: list[Path] = []
     for file in sorted(path.rglob("*.parquet")):
         name = str(file.relative_to(path))

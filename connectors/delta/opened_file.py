@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Self
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -50,7 +49,7 @@ class OpenedFile:
     @classmethod
     def of(cls, table: Path, file: DataFile) -> Self:
         """Open a file of the log; its size is compared."""
-        return cls(table, unquote(file.path), file.size)
+        return cls(table, file.relative_path, file.size)
 
     def __enter__(self) -> Self:
         return self

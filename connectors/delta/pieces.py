@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime as dt
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -115,7 +114,7 @@ def find_pieces(
         with OpenedFile.of(path, file) as opened:
             for number, rows in enumerate(opened.each_row_group(schema, table.optional_columns)):
                 if spans := spans_of(sources(rows), rows[offset]):
-                    pieces.append(TablePiece(unquote(file.path), number, spans))
+                    pieces.append(TablePiece(file.relative_path, number, spans))
     return PiecedTable(found.version, found.schema, pieces, first_ms_of(found.txns))
 
 

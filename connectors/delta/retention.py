@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -82,7 +81,7 @@ def delete_before(root: Path, table: Table, first_day: dt.date) -> Deleted:
     removed = [file for file in old if file.partition_values[table.day] not in kept]
     if not removed:
         return Deleted()
-    paths = {unquote(file.path) for file in removed}
+    paths = {file.relative_path for file in removed}
 
     def require_compatible(commit: Commit) -> None:
         if commit.changes_table or not paths.isdisjoint(commit.removed_paths):

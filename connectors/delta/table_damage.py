@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from connectors.delta.damage import damaged_data_file, size_problem
 from connectors.delta.data_files import data_schema
@@ -36,8 +35,8 @@ def damage_in(path: Path, *, read_all: bool = True) -> Corrupt | None:
         return damage
     files = [] if found is None else found.files
     for file in files:
-        if (problem := size_problem(path / unquote(file.path), file.size)) is not None:
-            return damaged_data_file(path, path / unquote(file.path), problem)
+        if (problem := size_problem(path / file.relative_path, file.size)) is not None:
+            return damaged_data_file(path, path / file.relative_path, problem)
     table = TABLES.get(path.name)
     schema, may_lack = (None, ()) if table is None else (data_schema(table), table.optional_columns)
     for file in files if read_all else []:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import msgspec
 from deltalake import DeltaTable
@@ -213,7 +212,7 @@ class TableReplica:
             message = f"{self._table} has no version {version}: is its volume mounted?"
             raise Unavailable(message, subject=self._table.name)
         require_readable(self._table, found)
-        return {unquote(file.path): file for file in found.files}
+        return {file.relative_path: file for file in found.files}
 
     def _put(self, place: ReplicaPlace, path: str) -> None:
         self._require_may_change()

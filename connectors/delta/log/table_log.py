@@ -11,6 +11,7 @@ import math
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 
@@ -82,6 +83,11 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     modification_ms: int
     partition_values: dict[str, str | None]
     stats: str | None
+
+    @property
+    def relative_path(self) -> str:
+        """Its path below the table's folder, as the file system has it."""
+        return unquote(self.path)
 
     @property
     def rows(self) -> int:

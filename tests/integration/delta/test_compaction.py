@@ -9,7 +9,6 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pytest
 
@@ -171,7 +170,7 @@ def test_a_joined_file_is_left_alone_for_as_long_as_spark_may_replace_its_commit
     flusher.flush("deliveries", slices([4]), 4)
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=2, into=1)
     for file in data_files(root):
-        os.utime(table_path(root, "deliveries") / unquote(file.path), (0, 0))
+        os.utime(table_path(root, "deliveries") / file.relative_path, (0, 0))
     assert joined in data_files(root)
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=2, into=1)
 
@@ -213,7 +212,7 @@ def names_on_disk(root: Path) -> set[str]:
 
 
 def names_in_log(root: Path) -> set[str]:
-    return {unquote(file.path) for file in data_files(root)}
+    return {file.relative_path for file in data_files(root)}
 
 
 def data_files(root: Path) -> list[DataFile]:

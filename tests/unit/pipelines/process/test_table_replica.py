@@ -9,7 +9,6 @@ import datetime as dt
 import itertools
 import shutil
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import fsspec
 import pytest
@@ -102,7 +101,7 @@ def delete_unused(root: Path) -> None:
     """As VACUUM does a week after a compaction."""
     found = read_data_files(root / "deliveries")
     assert found is not None
-    for path in data_files(root / "deliveries") - {unquote(file.path) for file in found.files}:
+    for path in data_files(root / "deliveries") - {file.relative_path for file in found.files}:
         (root / "deliveries" / path).unlink()
 
 
