@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash docs cluster-test lock lock-jars clean s3-jars s3-test cluster-demo secure-demo
+.PHONY: help alerts-test browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash docs cluster-test lock lock-jars clean s3-jars s3-test cluster-demo secure-demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -55,6 +55,12 @@ busy-test: environment ## run `make test` BUSY_RUNS times beside a program that 
 SUITES ?= check quick compiled-test integration cluster-test crash model mutants conformance simulate fuzz example
 all-tests: environment ## run the suites in SUITES, also after one has failed, and print what ran, its result and its duration
 	@scripts/all_tests.sh $(SUITES)
+
+PROMTOOL_VERSION := v0.316.0
+PROMTOOL ?= var/promtool/promtool
+alerts-test: environment ## the alert rules, played by Prometheus's promtool, which Go builds in minutes (or PROMTOOL=/path/to/it)
+	@[[ -x $(PROMTOOL) ]] || GOBIN=$(CURDIR)/var/promtool go install github.com/prometheus/prometheus/cmd/promtool@$(PROMTOOL_VERSION)
+	@export PROMTOOL=$(abspath $(PROMTOOL)); $(PYTEST) tests/unit/test_monitoring.py -k promtool
 
 model: environment ## the kernel against the reference model over 1,000,000 records; the other property tests with more seeds
 	@export TEST_MODEL_RECORDS=1000000 TEST_CUT_SEEDS=20 TEST_ORDERLY_HISTORIES=1500 \
@@ -115,8 +121,8 @@ CLUSTER_TESTS ?= tests/cluster
 cluster-test: setup ## the job on Spark clusters: equal decisions, poison, lost executors and drivers; CLUSTER_TESTS=FILE... for some
 	@$(PYTEST) $(CLUSTER_TESTS) -m "cluster and not long" --ignore=tests/cluster/s3
 
-s3-test: setup s3-jars ## checkpoint and tables of a job on a cluster in an S3 that runs here
-	@[[ -x var/s3-server/bin/moto_server ]] || { $(BIN)/python -m venv --clear var/s3-server && var/s3-server/bin/python -m pip install \
+s3-test: setup s3-jars ## checkpoint and tables of a job on a cluster, and a replica of an embedded job's tables, in an S3 that runs here
+	@[[ requirements/s3_server.txt -ot var/s3-server/bin/moto_server ]] || { $(BIN)/python -m venv --clear var/s3-server && var/s3-server/bin/python -m pip install \
 		--disable-pip-version-check --no-input --quiet --require-hashes -r requirements/s3_server.txt; }
 	@$(PYTEST) tests/cluster/s3
 

@@ -2,12 +2,12 @@
 
 Method: they are compared with the definitions of the metrics, and with two scrapes of the endpoint of a job in memory:
 one after a start, and one after everything that can go wrong with operations has; both with those of a driver, which
-reports what it is given. `promtool` also checks their syntax,
-and plays docker/alerts_test.yaml, where it is installed.
+reports what it is given. promtool also checks their syntax, and plays docker/alerts_test.yaml: `make alerts-test`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -119,6 +119,24 @@ def test_an_alert_asks_for_what_a_job_exports(rule: dict[str, Any]) -> None:
     labels = set().union(*(exported()[name] for name in series))
     shown = re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))
     assert set(shown) <= labels | TARGET_LABELS
+
+
+def alert_tests() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load((DOCKER / "alerts_test.yaml").read_text(encoding="utf-8"))["tests"]
+    return found
+
+
+def test_every_alert_is_played_when_it_fires() -> None:
+    fired = {
+        check["alertname"] for test in alert_tests() for check in test["alert_rule_test"] if len(check["exp_alerts"])
+    }
+    assert fired == {rule["alert"] for rule in rules()}
+
+
+def test_the_played_series_are_those_of_a_job() -> None:
+    for series in (each["series"] for test in alert_tests() for each in test["input_series"]):
+        if not series.startswith("up{"):
+            assert wrong_parts(series, exported()) == []
 
 
 def test_a_job_that_is_away_is_found_while_others_are_scraped() -> None:
@@ -286,9 +304,9 @@ def test_a_driver_exports_what_is_defined_for_it_and_nothing_else() -> None:
 
 
 def test_promtool_accepts_the_rules_and_they_fire_as_their_tests_say() -> None:
-    promtool = shutil.which("promtool")
+    promtool = os.environ.get("PROMTOOL") or shutil.which("promtool")
     if promtool is None:
-        pytest.skip("promtool is not installed")
+        pytest.skip("there is no promtool on PATH: `make alerts-test` builds one")
     for command in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
         done = subprocess.run([promtool, *command], cwd=DOCKER, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
