@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+BUCKET = "popstream-test"
+SECRET = "secret-that-no-log-may-have"  # noqa: S105 - it opens a server of the tests
 START_LIMIT_S = 120.0
 LOG_BYTES_MAX = 16 * 1024 * 1024
 

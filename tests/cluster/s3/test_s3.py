@@ -19,25 +19,15 @@ from connectors.local_servers.process_tree import kill_tree
 from pipelines.recovery.verify import Verified
 from tests.cluster.conftest import ROOT
 from tests.cluster.submitted import WAIT_S, ops, popstream, settings_file, started, submit_command
-from tests.support.s3_server import S3Server
+from tests.support.s3_server import BUCKET, SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from connectors.kafka.embedded import EmbeddedKafka
     from connectors.spark_cluster.standalone import StandaloneCluster
     from tests.cluster.conftest import Submitter
+    from tests.support.s3_server import S3Server
 
-BUCKET = "popstream-test"
-SECRET = "secret-that-no-log-may-have"  # noqa: S105 - it opens a server of the test
-SERVER = ROOT / "var" / "s3-server" / "bin" / "moto_server"
 QUEUE = {"topic": "orders", "queue_id": 0}
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(SERVER, tmp_path_factory.mktemp("s3"), BUCKET) as server:
-        yield server
 
 
 @pytest.fixture
