@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 from popstream.awaitable import CallThreads
 from popstream.consumer import CLOSE_TIMEOUT_MS, Consumer
 from popstream.deadline import left_s
-from popstream.errors import ClientClosed
+from popstream.opened_client import OpenedClient
 from popstream.pop.coroutine_feed import CoroutineFeed
 from popstream.pop.handler_kind import WrongKind, ends_run, require_awaitable
 from popstream.pop.handler_pool import end_forked_child, log_after_settling, unsettled
@@ -56,12 +56,11 @@ class AsyncConsumer(Generic[Body]):
         value_deserializer: Callable[[bytes], Body] | None = None,
         **options: Any,  # noqa: ANN401 - Consumer's
     ) -> None:
-        self._open = partial(Consumer, *args, value_deserializer=value_deserializer, **options)
+        make = partial(Consumer, *args, value_deserializer=value_deserializer, **options)
         self._exits_on_sigterm = options.get("exit_on_sigterm", True)
-        self._consumer: Consumer[Body] | None = None
         self._threads = CallThreads("popstream-async")
+        self._client: OpenedClient[Consumer[Body]] = OpenedClient("consumer", make, self._threads)
         self._settle_threads = CallThreads("popstream-async-settle", SETTLE_THREADS_MAX)
-        self._opening = asyncio.Lock()
         self._workers: set[asyncio.Future[None]] = set()
         self._settling: set[Future[None]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -70,7 +69,7 @@ class AsyncConsumer(Generic[Body]):
     def of(cls, consumer: Consumer[Body]) -> Self:
         """Wrap an open consumer, which `close` closes."""
         wrapped = cls()
-        wrapped._consumer = consumer
+        wrapped._client.client = consumer
         return wrapped
 
     @property
@@ -80,10 +79,7 @@ class AsyncConsumer(Generic[Body]):
         Raises:
             Invalid: It is not open.
         """
-        if self._consumer is None:
-            message = "the consumer is not open: use `async with`, or `await open()` first"
-            raise Invalid(message)
-        return self._consumer
+        return self._client.opened
 
     async def open(self) -> Self:
         """Connect.
@@ -93,16 +89,9 @@ class AsyncConsumer(Generic[Body]):
             Invalid: The job's topics do not exist, or a setting is wrong.
             ClientClosed: It was closed before.
         """
-        async with self._opening:
-            if self._consumer is None:
-                self._require_not_closed()
-                if self._exits_on_sigterm:
-                    install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
-                consumer = await self._threads.run(self._open, undo=Consumer.close)
-                if self._closing is not None:
-                    await self._threads.run(consumer.close)
-                self._require_not_closed()
-                self._consumer = consumer
+        if self._exits_on_sigterm and self._client.client is None and not self._client.is_closed:
+            install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
+        await self._client.open()
         return self
 
     async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult[Body]:  # noqa: ANN401 - Consumer.pop's
@@ -166,6 +155,7 @@ class AsyncConsumer(Generic[Body]):
         """Like `Consumer.close`; it waits for the tasks of `run`, but for the caller's."""
         caller = asyncio.current_task()
         if self._closing is None:
+            self._client.is_closed = True
             others = self._workers - {caller}
             self._closing = asyncio.create_task(self._close(others, release=release, timeout_ms=timeout_ms))
             await asyncio.shield(self._closing)
@@ -193,22 +183,18 @@ class AsyncConsumer(Generic[Body]):
 
     async def _close(self, workers: set[asyncio.Future[None]], *, release: bool, timeout_ms: int) -> None:
         deadline_s = time.monotonic() + timeout_ms / 1000
-        if self._consumer is not None:
-            self._consumer.stop()
+        if (consumer := self._client.client) is not None:
+            consumer.stop()
             try:
                 await _wait(workers, deadline_s)
                 await self._settled(deadline_s)
             finally:
                 left_ms = round(left_s(deadline_s) * 1000)
-                await self._threads.run(partial(self._consumer.close, release=release, timeout_ms=left_ms))
+                await self._threads.run(partial(consumer.close, release=release, timeout_ms=left_ms))
 
     async def _settled(self, deadline_s: float | None = None) -> None:
         """Wait until the threads that settle have handed over what handlers were done with."""
         await _wait({asyncio.wrap_future(settling) for settling in list(self._settling)}, deadline_s)
-
-    def _require_not_closed(self) -> None:
-        if self._closing is not None:
-            raise ClientClosed.of("consumer", None)
 
     async def _run(
         self, handler: Callable[[Sequence[Message[Body]]], Awaitable[object]], *, set_size: int, tasks: int

@@ -11,10 +11,11 @@ import msgspec
 
 from popstream.awaitable import CallThreads
 from popstream.errors import ClientClosed
+from popstream.opened_client import OpenedClient
 from popstream.producer import Producer
 from popstream.send.outgoing import SendFuture
 from popstream.type_variables import Value
-from popstream.wire.base_errors import Invalid, PopstreamError
+from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,20 +52,18 @@ class AsyncProducer(Generic[Value]):
         value_serializer: Callable[[Value], bytes] | None = None,
         **options: Any,  # noqa: ANN401 - Producer's
     ) -> None:
-        self._open = partial(Producer, *args, value_serializer=value_serializer, **options)
-        self._producer: Producer[Value] | None = None
+        make = partial(Producer, *args, value_serializer=value_serializer, **options)
         self._threads = CallThreads("popstream-async-producer")
+        self._client: OpenedClient[Producer[Value]] = OpenedClient("producer", make, self._threads)
         self._waiting: dict[str, deque[_WaitingSend]] = {}
         """By topic: while its metadata are awaited, and while others wait for it, in the order of the calls."""
         self._learning: set[asyncio.Task[None]] = set()
-        self._opening = asyncio.Lock()
-        self._is_closed = False
 
     @classmethod
     def of(cls, producer: Producer[Value]) -> Self:
         """Wrap an open producer, which `close` closes."""
         wrapped = cls()
-        wrapped._producer = producer
+        wrapped._client.client = producer
         return wrapped
 
     @property
@@ -74,10 +73,7 @@ class AsyncProducer(Generic[Value]):
         Raises:
             Invalid: It is not open.
         """
-        if self._producer is None:
-            message = "the producer is not open: use `async with`, or `await open()` first"
-            raise Invalid(message)
-        return self._producer
+        return self._client.opened
 
     async def open(self) -> Self:
         """Connect.
@@ -87,14 +83,7 @@ class AsyncProducer(Generic[Value]):
             Invalid: The job's topics do not exist, or a setting is wrong.
             ClientClosed: It was closed before.
         """
-        async with self._opening:
-            if self._producer is None:
-                self._require_not_closed()
-                producer = await self._threads.run(self._open, undo=Producer.close)
-                if self._is_closed:
-                    await self._threads.run(producer.close)
-                self._require_not_closed()
-                self._producer = producer
+        await self._client.open()
         return self
 
     async def send(self, topic: str, value: Value | None, **options: Any) -> AwaitableFuture[SendResult]:  # noqa: ANN401 - Producer.send's
@@ -144,7 +133,7 @@ class AsyncProducer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
         """
-        self._require_not_closed()
+        self._client.require_not_closed()
         await self._all_begun()
         await self._threads.run(partial(self.producer.flush, **options))
 
@@ -163,18 +152,14 @@ class AsyncProducer(Generic[Value]):
         await self._end(lambda producer: producer.__exit__(kind, error, trace))
 
     async def _end(self, close: Callable[[Producer[Value]], None]) -> None:
-        if self._is_closed:
+        if self._client.is_closed:
             return
-        self._is_closed = True
-        if self._producer is not None:
+        self._client.is_closed = True
+        if (producer := self._client.client) is not None:
             try:
                 await self._all_begun()
             finally:
-                await self._threads.run(partial(close, self._producer))
-
-    def _require_not_closed(self) -> None:
-        if self._is_closed:
-            raise ClientClosed.of("producer", None if self._producer is None else self._producer.settings.client_id)
+                await self._threads.run(partial(close, producer))
 
     async def _in_order(self, topic: str, begin: Callable[[], Result], *, wait_for_store: bool) -> Result:
         """Send at once if the topic is known, and otherwise when it is, after what was sent to it before.
@@ -183,7 +168,7 @@ class AsyncProducer(Generic[Value]):
             Invalid: The topic does not exist.
             NotWritten: Kafka does not answer.
         """
-        self._require_not_closed()
+        self._client.require_not_closed()
         if topic not in self._waiting and self.producer.knows_topic(topic, wait_for_store=wait_for_store):
             return begin()
         one = _WaitingSend(begin, wait_for_store, asyncio.get_running_loop().create_future())

@@ -463,7 +463,7 @@ def test_closing_while_handlers_fail(job: MemoryJob) -> None:
 
 def consumer_of(make: Callable[[], Consumer]) -> AsyncConsumer:
     consumer: AsyncConsumer = AsyncConsumer("kafka:9092", group="billing")
-    consumer._open = make  # type: ignore[assignment]
+    consumer._client._make = make
     return consumer
 
 

@@ -276,7 +276,7 @@ def slow_opening(kafka: MemoryKafka) -> tuple[AsyncProducer, SlowOpening[Produce
     """Return a producer, and what lets it be opened."""
     opening = SlowOpening(lambda: Producer("memory", kafka_producer=kafka, job_types=lambda _: None))
     producer: AsyncProducer = AsyncProducer("memory")
-    producer._open = opening  # type: ignore[assignment]
+    producer._client._make = opening
     return producer, opening
 
 
