@@ -77,8 +77,7 @@ class AuditFlusher:
         """Tables whose versions are read again before the next flush."""
         ends, loose = covered or {}, compared_from or {}
         self._covered = {
-            name: Covered(spark, root, name, ops_topic_id, ends.get(name, {}), loose.get(name, {}))
-            for name in AUDIT_TABLES
+            name: Covered(spark, root, name, ops_topic_id, ends.get(name), loose.get(name)) for name in AUDIT_TABLES
         }
         # Where versions that committed through Spark wrote files first; a killed one has left some.
         shutil.rmtree(root / ".scratch", ignore_errors=True)

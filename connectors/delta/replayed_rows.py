@@ -34,7 +34,7 @@ class Covered:
         root: Folder of the tables.
         table: Name of an audit table.
         ops_topic_id: Rows of other ops topics are ignored.
-        ends: Kafka offset by partition, as `covered_offsets` returned it when the state was restored.
+        ends: Kafka offset by partition, as `covered_offsets` returned it when the state was restored; None: it was not.
         compared_from: Kafka offset by partition, below which the table's rows come from lost operations.
     """
 
@@ -44,14 +44,14 @@ class Covered:
         root: Path,
         table: str,
         ops_topic_id: str,
-        ends: Mapping[int, int],
+        ends: Mapping[int, int] | None,
         compared_from: Mapping[int, int] | None = None,
     ) -> None:
         self._spark = spark
         self._path = table_path(root, table)
         self._table = table
         self._ops_topic_id = ops_topic_id
-        self._ends = {partition: end for partition, end in ends.items() if end > 0}
+        self._ends = ends
         self._compared_from = dict(compared_from or {})
         self.verified_rows = 0
 
@@ -60,7 +60,7 @@ class Covered:
 
         In neither are rows below `compared_from`, and those of dates that retention has deleted.
         """
-        if not self._ends:
+        if self._ends is None:
             return rows.slice(0, 0), rows
         rows = self._of_kept_dates(rows)
         places = list(zip(rows["partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True))

@@ -7,6 +7,7 @@ with a fresh job over the same log: state byte for byte, rows but for apply_seq 
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import shutil
@@ -26,6 +27,7 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, META, UNITS, RocksS
 from checkpoints.applied import applied_of as applied_in
 from checkpoints.layout import JobFolder
 from checkpoints.replay import REPLAY_KEY, Replay
+from connectors.delta.retention import delete_before, newest_day
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.kafka.topic_admin import describe
@@ -191,6 +193,24 @@ def test_a_builders_store_with_a_damaged_file_is_built_anew(scene: RestoreScene)
     assert restored.replaced is not None
     assert (Path(restored.replaced) / "queues").is_dir()
     assert not scene.folder.queues.exists()
+
+
+def test_rows_that_retention_has_deleted_do_not_come_back(scene: RestoreScene) -> None:
+    """Those of whole dates: here of all dates that two tables have, and of none of the others."""
+    shortened = ("operations", "deliveries")
+    for table in shortened:
+        newest = newest_day(scene.folder.delta, table)
+        assert newest is not None
+        assert delete_before(scene.folder.delta, AUDIT_TABLES[table], newest + dt.timedelta(days=1)).rows > 0
+    lose_state(scene)
+    scene.restore()
+    scene.drain()
+    fresh = scene.fresh_job()
+    assert families_of(scene.folder.state) == families_of(fresh.state)
+    for table in AUDIT_TABLES:
+        wanted = [] if table in shortened else audit_rows(fresh.delta, table)
+        assert audit_rows(scene.folder.delta, table) == wanted, table
+    assert scene.verify().differences == []
 
 
 def test_rows_that_somebody_changed_are_noticed_by_the_replay(scene: RestoreScene) -> None:
