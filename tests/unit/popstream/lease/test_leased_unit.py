@@ -456,7 +456,7 @@ def test_a_handler_that_fails_in_order_gets_the_unit_again_from_its_start(job: M
 def test_coroutines_take_messages_of_units_in_order(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
     made = job.consumer("g", topics=["orders"], order=True)
     consumer = AsyncConsumer("memory", group="g", topics=["orders"], order=True)
-    monkeypatch.setattr(consumer, "_open", lambda: made)
+    monkeypatch.setattr(consumer._client, "_make", lambda: made)
     found: list[bytes | None] = []
 
     async def work() -> None:
