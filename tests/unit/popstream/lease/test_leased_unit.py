@@ -621,7 +621,8 @@ def test_stopping_returns_what_was_held_back_of_an_orderly_unit(job: MemoryJob) 
         first.ack()
         consumer.stop()
         eventually(lambda: consumer.held_count == 0)
-        again = consumer.pop("orders", 0, max_messages=8, order=True).messages
+        # It waits: what the client has let go of may still be on its way to the job.
+        again = consumer.pop("orders", 0, max_messages=8, poll_time_ms=10_000, order=True).messages
         assert values(again) == [b"0", b"1", b"2", b"3", b"plain"]
         assert {message.attempt for message in again} == {1}
 
