@@ -57,9 +57,10 @@ class AsyncConsumer(Generic[Body]):
         **options: Any,  # noqa: ANN401 - Consumer's
     ) -> None:
         make = partial(Consumer, *args, value_deserializer=value_deserializer, **options)
-        self._exits_on_sigterm = options.get("exit_on_sigterm", True)
         self._threads = CallThreads("popstream-async")
-        self._client: OpenedClient[Consumer[Body]] = OpenedClient("consumer", make, self._threads)
+        # The consumer is made in another thread, which cannot install a handler of signals.
+        prepare = install_sigterm_handler if options.get("exit_on_sigterm", True) else lambda: None
+        self._client: OpenedClient[Consumer[Body]] = OpenedClient("consumer", make, self._threads, prepare)
         self._settle_threads = CallThreads("popstream-async-settle", SETTLE_THREADS_MAX)
         self._workers: set[asyncio.Future[None]] = set()
         self._settling: set[Future[None]] = set()
@@ -89,8 +90,6 @@ class AsyncConsumer(Generic[Body]):
             Invalid: The job's topics do not exist, or a setting is wrong.
             ClientClosed: It was closed before.
         """
-        if self._exits_on_sigterm and self._client.client is None and not self._client.is_closed:
-            install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
         await self._client.open()
         return self
 

@@ -33,16 +33,24 @@ class OpenedClient(Generic[Client]):
         kind: "consumer" or "producer".
         make: Makes the client.
         threads: Threads for calls that block.
+        prepare: Called in the thread of the event loop before `make` runs in another one.
 
     Attributes:
         client: The client; None: it was never opened.
-        is_closed: Whether its owner has closed it, or let it be: then it is not opened any more.
+        is_closed: Set by the owner when it closes; after that nothing is opened.
     """
 
-    def __init__(self, kind: str, make: Callable[[], Client], threads: CallThreads) -> None:
+    def __init__(
+        self,
+        kind: str,
+        make: Callable[[], Client],
+        threads: CallThreads,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
         self._kind = kind
         self._make = make
         self._threads = threads
+        self._prepare = prepare
         self._opening = asyncio.Lock()
         self.client: Client | None = None
         self.is_closed = False
@@ -60,7 +68,7 @@ class OpenedClient(Generic[Client]):
         return self.client
 
     async def open(self) -> None:
-        """Make the client, unless that is done. One that was closed while it was made is closed in fact.
+        """Make the client, once. If its owner closes meanwhile, what was made is closed, too.
 
         Raises:
             ClientClosed: It is closed.
@@ -69,6 +77,7 @@ class OpenedClient(Generic[Client]):
         async with self._opening:
             if self.client is None:
                 self.require_not_closed()
+                self._prepare()
                 client = await self._threads.run(self._make, undo=lambda made: made.close())
                 if self.is_closed:
                     await self._threads.run(client.close)
