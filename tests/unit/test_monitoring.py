@@ -127,9 +127,7 @@ def alert_tests() -> list[dict[str, Any]]:
 
 
 def test_every_alert_is_played_when_it_fires() -> None:
-    fired = {
-        check["alertname"] for test in alert_tests() for check in test["alert_rule_test"] if len(check["exp_alerts"])
-    }
+    fired = {check["alertname"] for test in alert_tests() for check in test["alert_rule_test"] if check["exp_alerts"]}
     assert fired == {rule["alert"] for rule in rules()}
 
 

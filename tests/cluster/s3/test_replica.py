@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
 URL = f"s3://{BUCKET}/tables"
-KEY = "access"
 
 
 @pytest.fixture
@@ -42,11 +41,22 @@ def replica(root: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Tables
     """With s3fs from the environment of the server, and what an operator sets for it."""
     (packages,) = ENVIRONMENT.glob("lib/python*/site-packages")
     monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])  # behind what the project itself has locked
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    return TablesReplica(root, URL, lambda table: DeltaTable(table).create_checkpoint())
+    for name, value in access(s3).items():
+        monkeypatch.setenv(name, value)
+    return replica_of(root, URL)
+
+
+def access(s3: S3Server) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": s3.endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "access",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+
+
+def replica_of(root: Path, url: str) -> TablesReplica:
+    return TablesReplica(root, url, lambda table: DeltaTable(table).create_checkpoint())
 
 
 def append(root: Path, seq: int) -> None:
@@ -57,15 +67,10 @@ def rows(table: DeltaTable) -> list[dict[str, Any]]:
     return sorted(table.to_pyarrow_table().to_pylist(), key=repr)
 
 
-def on_s3(s3: S3Server) -> DeltaTable:
-    options = {
-        "AWS_ENDPOINT_URL": s3.endpoint,
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_ALLOW_HTTP": "true",
-    }
-    return DeltaTable(f"{URL}/deliveries", storage_options=options)
+def require_same(root: Path, s3: S3Server) -> None:
+    there = DeltaTable(f"{URL}/deliveries", storage_options={**access(s3), "AWS_ALLOW_HTTP": "true"})
+    here = DeltaTable(root / "deliveries")
+    assert (there.version(), rows(there)) == (here.version(), rows(here))
 
 
 def test_it_has_each_version_that_the_tables_have(
@@ -75,13 +80,11 @@ def test_it_has_each_version_that_the_tables_have(
     for step in range(1, 4):
         append(root, step)
         replica.catch_up()
-        there, here = on_s3(s3), DeltaTable(root / "deliveries")
-        assert (there.version(), rows(there)) == (here.version(), rows(here))
+        require_same(root, s3)
     compact(root, DELIVERIES)
     DeltaTable(root / "deliveries").create_checkpoint()
     replica.catch_up()
-    there, here = on_s3(s3), DeltaTable(root / "deliveries")
-    assert (there.version(), rows(there)) == (here.version(), rows(here))
+    require_same(root, s3)
     assert any(key.endswith(".checkpoint.parquet") for key in s3.keys("tables/deliveries/_delta_log/"))
 
 
@@ -89,7 +92,7 @@ def test_a_bucket_that_is_not_there_is_said_in_a_line_without_the_secret(
     root: Path,
     replica: TablesReplica,  # noqa: ARG001 - for its settings
 ) -> None:
-    nowhere = TablesReplica(root, "s3://no-such-bucket/tables", lambda table: DeltaTable(table).create_checkpoint())
+    nowhere = replica_of(root, "s3://no-such-bucket/tables")
     with pytest.raises(Unavailable, match="deliveries cannot be copied to s3://no-such-bucket/tables: ") as raised:
         nowhere.catch_up()
     assert SECRET not in str(raised.value)
