@@ -25,6 +25,7 @@ from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
+    from concurrent.futures import Future
 
     from popstream.lease.held_messages import HeldMessage
     from popstream.outcome import Receipt
@@ -40,6 +41,8 @@ __all__ = [
     "MessageRequest",
     "Plan",
     "PlannedEntry",
+    "SingleFuture",
+    "first_of",
     "outcomes",
     "plan",
 ]
@@ -107,7 +110,6 @@ class BatchFuture:
 
     def __init__(self, count: int) -> None:
         self.future: OutcomesFuture = AwaitableFuture()
-        self.future.set_running_or_notify_cancel()
         self._lock = threading.Lock()
         self._outcomes: list[Outcome | None] = [None] * count
         self._missing_count = count
@@ -126,22 +128,54 @@ class BatchFuture:
             if self._missing_count or self.future.done():
                 return
         if self._errors:
-            self.future.set_exception(self._error())
+            self.future.set_exception(_joined(self._errors, self._outcomes))
         else:
             self.future.set_result([outcome for outcome in self._outcomes if outcome is not None])
 
-    def _error(self) -> Exception:
-        timeouts = [error for error in self._errors if isinstance(error, AnswerTimeout)]
-        if len(timeouts) < len(self._errors):
-            return next(error for error in self._errors if not isinstance(error, AnswerTimeout))
-        joined = AnswerTimeout(
-            timeouts[0].message,
-            op_ids=[op_id for error in timeouts for op_id in error.op_ids],
-            in_log=all(error.in_log for error in timeouts),
-            subject=timeouts[0].subject,
-        )
-        joined.outcomes = tuple(self._outcomes)
-        return joined
+
+class SingleFuture:
+    """Like `BatchFuture`, for a call about one message; the result of its future is the outcome itself."""
+
+    def __init__(self) -> None:
+        self.future: AwaitableFuture[Outcome] = AwaitableFuture()
+
+    def settle(self, settled: Iterable[tuple[int, Outcome | None]], error: Exception | None = None) -> None:
+        """Record the outcome; None: it is unknown because of `error`."""
+        ((_, outcome),) = settled
+        if error is not None:
+            self.future.set_exception(_joined([error], [outcome]))
+        elif outcome is not None:
+            self.future.set_result(outcome)
+
+
+def _joined(errors: Sequence[Exception], outcomes: Sequence[Outcome | None]) -> Exception:
+    """Return the error of a call: one of its own for each call, as several may share a record that had no answer."""
+    timeouts = [error for error in errors if isinstance(error, AnswerTimeout)]
+    if len(timeouts) < len(errors):
+        return next(error for error in errors if not isinstance(error, AnswerTimeout))
+    joined = AnswerTimeout(
+        timeouts[0].message,
+        op_ids=[op_id for error in timeouts for op_id in error.op_ids],
+        in_log=all(error.in_log for error in timeouts),
+        subject=timeouts[0].subject,
+    )
+    joined.outcomes = tuple(outcomes)
+    return joined
+
+
+def first_of(outcomes: OutcomesFuture) -> AwaitableFuture[Outcome]:
+    """Return the future of the only outcome of a request about one message."""
+    first: AwaitableFuture[Outcome] = AwaitableFuture()
+
+    def settle(done: Future[list[Outcome]]) -> None:
+        error = done.exception()
+        if error is None:
+            first.set_result(done.result()[0])
+        else:
+            first.set_exception(error)
+
+    outcomes.add_done_callback(settle)
+    return first
 
 
 class MessageRequest(msgspec.Struct, Generic[Label], frozen=True, gc=False):
@@ -151,7 +185,7 @@ class MessageRequest(msgspec.Struct, Generic[Label], frozen=True, gc=False):
     handle: str
     """The receipt's handle at the time of the call: the answer to another request may replace it meanwhile."""
     label: Label
-    batch_future: BatchFuture
+    call_future: BatchFuture | SingleFuture
     index: int
     holding: HeldMessage | None = None
     """The held message, if a renewal of it must not come before the request."""

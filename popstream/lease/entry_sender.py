@@ -21,7 +21,7 @@ import msgspec
 
 from popstream.errors import AnswerTimeout, ClientClosed
 from popstream.exchange.coalescer import Coalescer
-from popstream.lease.entries import DELIVERY_OVER, BatchFuture, Change, MessageRequest, outcomes, plan
+from popstream.lease.entries import DELIVERY_OVER, BatchFuture, Change, MessageRequest, SingleFuture, outcomes, plan
 from popstream.message import Message, MessageState
 from popstream.observer import Observers
 from popstream.outcome import Outcome, queue_of
@@ -34,6 +34,7 @@ from popstream.wire.reason import Reason, code_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from popstream.awaitable import AwaitableFuture
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture, Plan, PlannedEntry
     from popstream.lease.held_messages import HeldMessages
@@ -111,7 +112,7 @@ class EntrySender:
         self._batches_changes = batches_changes
         self._observers = observers
         self._lock = threading.Lock()
-        self._unanswered: set[Future[list[Outcome]]] = set()
+        self._unanswered: set[Future[Any]] = set()
         self._acks: Coalescer[QueueName, MessageRequest[Cause | None] | Message] = Coalescer(
             f"{client_id}-acks",
             delay_ms=ack_delay_ms,
@@ -127,14 +128,19 @@ class EntrySender:
             ClientClosed: `close` was called.
         """
         requests, future = self._requests((receipt, cause) for receipt in receipts)
-        try:
-            self._acks.add((queue_of(request.receipt), request) for request in requests)
-        except RuntimeError as error:
-            closed = ClientClosed.of("consumer", self._client_id)
-            _fail(requests, closed)
-            raise closed from error
-        self.let_go((request.receipt for request in requests), MessageState.FINISHED)
+        self._ack(requests)
         return future
+
+    def ack_one(self, message: Message) -> AwaitableFuture[Outcome]:
+        """Like `ack` of one message, at half the cost.
+
+        Raises:
+            ClientClosed: `close` was called.
+        """
+        single = SingleFuture()
+        self._follow(single.future)
+        self._ack([MessageRequest(message, message.handle.text, None, single, 0)])
+        return single.future
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Like `ack`, for a caller that needs no outcome, at a third of the cost: the messages are released together.
@@ -230,9 +236,7 @@ class EntrySender:
     ) -> tuple[list[MessageRequest[Any]], OutcomesFuture]:
         listed = list(labelled)
         batch_future = BatchFuture(len(listed))
-        with self._lock:
-            self._unanswered.add(batch_future.future)
-        batch_future.future.add_done_callback(self._forget)
+        self._follow(batch_future.future)
         requests: list[MessageRequest[Any]] = []
         for index, (receipt, label) in enumerate(listed):
             holding = self._held.find(receipt) if overtakes else None
@@ -240,7 +244,22 @@ class EntrySender:
             requests.append(MessageRequest(receipt, receipt.handle.text, label, batch_future, index, holding, known))
         return requests, batch_future.future
 
-    def _forget(self, future: Future[list[Outcome]]) -> None:
+    def _ack(self, requests: Sequence[MessageRequest[Cause | None]]) -> None:
+        try:
+            self._acks.add([(queue_of(request.receipt), request) for request in requests])
+        except RuntimeError as error:
+            closed = ClientClosed.of("consumer", self._client_id)
+            _fail(requests, closed)
+            raise closed from error
+        self.let_go((request.receipt for request in requests), MessageState.FINISHED)
+
+    def _follow(self, future: Future[Any]) -> None:
+        """Have `flush` wait for the result."""
+        with self._lock:
+            self._unanswered.add(future)
+        future.add_done_callback(self._forget)
+
+    def _forget(self, future: Future[Any]) -> None:
         with self._lock:
             self._unanswered.discard(future)
 
@@ -385,16 +404,16 @@ def _is_expired(receipt: Receipt, now_ms: int) -> bool:
 
 
 def _settle_all(
-    requests: list[MessageRequest[Any]], found: list[Outcome] | list[None], error: Exception | None = None
+    requests: Sequence[MessageRequest[Any]], found: list[Outcome] | list[None], error: Exception | None = None
 ) -> None:
     """Report to each call the outcomes of its messages."""
-    settled: dict[int, tuple[BatchFuture, list[tuple[int, Outcome | None]]]] = {}
+    settled: dict[int, tuple[BatchFuture | SingleFuture, list[tuple[int, Outcome | None]]]] = {}
     for request, outcome in zip(requests, found, strict=True):
-        _, own = settled.setdefault(id(request.batch_future), (request.batch_future, []))
+        _, own = settled.setdefault(id(request.call_future), (request.call_future, []))
         own.append((request.index, outcome))
     for batch_future, own in settled.values():
         batch_future.settle(own, error)
 
 
-def _fail(requests: list[MessageRequest[Any]], error: Exception) -> None:
+def _fail(requests: Sequence[MessageRequest[Any]], error: Exception) -> None:
     _settle_all(requests, [None] * len(requests), error)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from popstream.awaitable import AwaitableFuture
-from popstream.lease.entries import Change
+from popstream.lease.entries import Change, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
-    from popstream.lease.entries import OutcomesFuture
+    from popstream.awaitable import AwaitableFuture
     from popstream.lease.settlement import Settlement
     from popstream.message import Message
     from popstream.outcome import Outcome
@@ -34,41 +32,25 @@ class MessageSettler:
     def ack_one(self, message: Message) -> AwaitableFuture[Outcome]:
         """`Message.ack`."""
         self._require_open()
-        return _first(self._settlement.ack([message], None))
+        return self._settlement.ack_one(message)
 
     def extend_one(self, message: Message, invisible_time_ms: int) -> AwaitableFuture[Outcome]:
         """`Message.extend`."""
         self._require_open()
-        return _first(self._settlement.change([(message, Change(invisible_time_ms))]))
+        return first_of(self._settlement.change([(message, Change(invisible_time_ms))]))
 
     def release_one(self, message: Message, invisible_time_ms: int) -> AwaitableFuture[Outcome]:
         """`Message.release`."""
         self._require_open()
         released = Change(invisible_time_ms, release="after")
-        return _first(self._settlement.change([(message, released)], keeps=False))
+        return first_of(self._settlement.change([(message, released)], keeps=False))
 
     def fail_one(self, message: Message, error: BaseException) -> AwaitableFuture[Outcome]:
         """The end of `with message:` by an exception."""
         self._require_open()
-        return _first(self._settlement.fail(message, error))
+        return first_of(self._settlement.fail(message, error))
 
     def reject_one(self, message: Message, cause: str | None) -> AwaitableFuture[Outcome]:
         """`Message.reject`."""
         self._require_open()
-        return _first(self._settlement.reject([message], cause))
-
-
-def _first(outcomes: OutcomesFuture) -> AwaitableFuture[Outcome]:
-    """Return the future of the only outcome of a request about one message."""
-    first: AwaitableFuture[Outcome] = AwaitableFuture()
-    first.set_running_or_notify_cancel()
-
-    def settle(done: Future[list[Outcome]]) -> None:
-        error = done.exception()
-        if error is None:
-            first.set_result(done.result()[0])
-        else:
-            first.set_exception(error)
-
-    outcomes.add_done_callback(settle)
-    return first
+        return first_of(self._settlement.reject([message], cause))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from popstream.errors import AnswerTimeout
-from popstream.lease.entries import RELEASED_COUNTED, RELEASED_UNCOUNTED, BatchFuture, Change
+from popstream.lease.entries import RELEASED_COUNTED, RELEASED_UNCOUNTED, BatchFuture, Change, first_of
 from popstream.lease.entry_sender import EXPIRED_LOCALLY
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
@@ -32,6 +32,7 @@ from popstream.wire.reason import Reason, code_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from popstream.awaitable import AwaitableFuture
     from popstream.exchange.broker_clock import BrokerClock
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.entry_sender import EntrySender
@@ -98,6 +99,10 @@ class Settlement:
                 self._finish(call, finished)
 
         return self._request(receipts, lambda whole, _: self._entries.ack(whole, cause), ack_parts)
+
+    def ack_one(self, message: Message) -> AwaitableFuture[Outcome]:
+        """Like `ack` of one message, without a cause."""
+        return self._entries.ack_one(message) if message.unit is None else first_of(self.ack([message], None))
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Like `EntrySender.finish`. The last message of a unit to be settled acks the unit."""

@@ -30,10 +30,10 @@ LOG = logging.getLogger(__name__)
 
 PART_COUNT_MAX = 200
 """The records of at most this many messages are fetched at once."""
-AHEAD_SETS_MIN = 16
-"""With fewer sets, which workers soon get to, reading ahead gains nothing and costs a microsecond a message."""
+AHEAD_COUNT_MAX = 2_000
+"""Messages whose records are read ahead of their fetch: ten parts, or the small sets of many queues by one request."""
 AHEAD_BYTES_MAX = 8 * 1024 * 1024
-"""Of records that are read ahead of their fetch, in memory: a quarter of the cache in which they wait."""
+"""Of these records, in memory: a quarter of the cache in which they wait."""
 SIGNAL_CHECK_S = 0.5
 """The main thread runs the handlers of signals at least this often while it waits."""
 
@@ -84,31 +84,44 @@ class HandOut:
         self._ready: deque[Message] = deque()
         self._reserved_bytes = 0
         self._longest_bytes = 0
+        self._lately_bytes = 0
+        """Size of the largest record of the part that was fetched last."""
         self.is_stopped = False
         self.failure: BaseException | None = None
         self.wait_count = 0
         self.waiting_count = 0
+        self._caller_count = 0
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a caller waits for any change."""
+        return self._caller_count > 0
 
     def add(self, messages: Sequence[Message]) -> None:
         """Add the leased messages of one pop."""
         with self._changed:
             self._sets = [popped for popped in self._sets if not popped.is_over]
-            popped = PoppedSet(messages, is_orderly=self._is_orderly)
-            if self._may_read_ahead(len(messages)):
-                popped.ahead_bytes = self._bytes_of(len(messages))
-            self._sets.append(popped)
+            self._sets.append(PoppedSet(messages, is_orderly=self._is_orderly))
             self._changed.notify_all()
-        if popped.ahead_bytes:
+        self._expect_more()
+
+    def _expect_more(self) -> None:
+        """Have the records read of the next leased messages, while callers work on those before them."""
+        with self._changed:
+            ahead_count = sum(popped.ahead_count for popped in self._sets)
+            if not self._lately_bytes or ahead_count > AHEAD_COUNT_MAX // 2:
+                return
+            bytes_max = min(AHEAD_BYTES_MAX, self._prefetch_bytes)
+            room = min(AHEAD_COUNT_MAX, bytes_max // (self._lately_bytes + RECORD_BYTES)) - ahead_count
+            expected = []
+            for popped in self._sets:
+                if room <= 0:
+                    break
+                if messages := popped.expect(room):
+                    expected.append(messages)
+                    room -= len(messages)
+        for messages in expected:
             self._filler.expect(messages)
-
-    def _may_read_ahead(self, count: int) -> bool:
-        """Tell whether to read the records of a set ahead: of small ones, which are many, by one request."""
-        if not self._longest_bytes or count > PART_COUNT_MAX or len(self._sets) < AHEAD_SETS_MIN:
-            return False
-        return self._bytes_of(count) + sum(popped.ahead_bytes for popped in self._sets) <= AHEAD_BYTES_MAX
-
-    def _bytes_of(self, count: int) -> int:
-        return count * (self._longest_bytes + RECORD_BYTES)
 
     def take(self, count: int, timeout_s: float | None) -> list[Message]:
         """Wait for messages; return none after a stop, and when the time is over.
@@ -125,6 +138,7 @@ class HandOut:
             messages, popped, reserved_bytes = claimed
             if popped is not None:
                 messages = self._fill(messages, popped, reserved_bytes, count)
+                self._expect_more()
             if messages:
                 return messages
 
@@ -197,7 +211,11 @@ class HandOut:
         """
         if threading.current_thread() is threading.main_thread():
             wait_s = SIGNAL_CHECK_S if wait_s is None else min(wait_s, SIGNAL_CHECK_S)
-        self._changed.wait(wait_s)
+        self._caller_count += 1
+        try:
+            self._changed.wait(wait_s)
+        finally:
+            self._caller_count -= 1
 
     def _is_open(self) -> bool:
         if self.failure is not None:
@@ -270,6 +288,7 @@ class HandOut:
         with self._changed:
             self._reserved_bytes -= reserved_bytes
             self._longest_bytes = max(self._longest_bytes, filled.longest_bytes, int(bool(filled.messages)))
+            self._lately_bytes = filled.longest_bytes or self._lately_bytes
             behind = popped.filled(part, filled.left)
             going_back = set(map(id, behind))
             messages = [message for message in filled.messages if id(message.leased) not in going_back]

@@ -10,6 +10,7 @@ ended - the set is *broken*, and all later messages must be redelivered after it
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from popstream.message import MessageState
@@ -32,11 +33,11 @@ class PoppedSet:
         is_orderly: Whether the group consumes in order.
 
     Attributes:
-        ahead_bytes: Size of the records that are read ahead, until the first part is taken.
+        ahead_count: Number of messages, from the next one on, whose records are read ahead of their part.
     """
 
     def __init__(self, messages: Sequence[Message], *, is_orderly: bool) -> None:
-        self.ahead_bytes = 0
+        self.ahead_count = 0
         self._waiting = deque(messages)
         self._is_orderly = is_orderly
         self._handed_out: list[Message] = []
@@ -74,9 +75,15 @@ class PoppedSet:
         """Tell whether a caller works on a message of this orderly set."""
         return any(message is other for other in self._handed_out)
 
+    def expect(self, count: int) -> list[Message]:
+        """Return up to `count` messages whose records are not read ahead yet, and now are."""
+        expected = [*islice(self._waiting, self.ahead_count, self.ahead_count + count)]
+        self.ahead_count += len(expected)
+        return expected
+
     def take_part(self, count: int, is_live: Callable[[Message], bool]) -> list[Message]:
         """Take up to `count` live messages, to fetch their records; unless there are none, call `filled` afterwards."""
-        self.ahead_bytes = 0
+        waiting_count = len(self._waiting)
         part: list[Message] = []
         while self._waiting and len(part) < count:
             if is_live(self._waiting[0]):
@@ -86,6 +93,7 @@ class PoppedSet:
             else:
                 self._has_lapsed = True
                 break
+        self.ahead_count = max(0, self.ahead_count - waiting_count + len(self._waiting))
         self._is_filling = bool(part)
         return part
 
@@ -123,7 +131,7 @@ class PoppedSet:
         rest = [message for message in (*self._held_back, *self._waiting) if not message.is_settled]
         self._held_back.clear()
         self._waiting.clear()
-        self.ahead_bytes = 0
+        self.ahead_count = 0
         return rest
 
     def _take_out(self, count: int) -> list[Message]:

@@ -191,7 +191,7 @@ class Subscription:
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
         self._is_cancelled = False
         self._is_abandoned = False
-        self._stop_watching_releases = leases.held.on_release(self._wake)
+        self._stop_watching_releases = leases.held.on_release(self._on_release)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -305,9 +305,14 @@ class Subscription:
             self._is_abandoned = True
             self._changed.notify_all()
 
-    def _wake(self) -> None:
+    def _on_release(self) -> None:
+        """Wake the thread if it can pop now, and callers that wait for this: a message may be released every 50 us."""
         with self._changed:
-            self._changed.notify_all()
+            if self._options.order or self._hand_out.is_waited_for or self._can_pop(time.monotonic()):
+                self._changed.notify_all()
+
+    def _can_pop(self, now_s: float) -> bool:
+        return self._queues.has_free(now_s) and self._room() > 0
 
     def _run(self) -> None:
         try:

@@ -245,3 +245,17 @@ def test_no_ack_of_a_client_is_longer_than_before(
     (record,) = [record for record in job.records if isinstance(record, Ack)]
     found = len(encode_command(record)) / len(messages)
     assert found <= bound, f"{found} bytes exceed {bound}"
+
+
+def test_no_ack_by_a_handler_calls_more_than_before() -> None:
+    """Calls for `Message.ack`, in the thread of the handler."""
+    job = MemoryJob()
+    job.write("orders", 0, [b""] * 1_000)
+    with job.consumer("billing") as consumer:
+        messages = consumer.pop("orders", 0, 1_000).messages
+        counted = Calls()
+        with counted.counted():
+            outcomes = [message.ack() for message in messages]
+        assert all(outcome.result(60).applied for outcome in outcomes)
+    found = counted.count / len(messages)
+    assert 0 < found <= 21, f"{found} calls exceed 21"

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popstream import AnswerTimeout, AnswerUnreadable, Outcome, Receipt, ReceiptHandle
-from popstream.lease.entries import REQUEST_MESSAGES_MAX, BatchFuture, MessageRequest, Plan, outcomes, plan
+from popstream.lease.entries import (
+    REQUEST_MESSAGES_MAX,
+    BatchFuture,
+    MessageRequest,
+    Plan,
+    SingleFuture,
+    outcomes,
+    plan,
+)
 from popstream.wire.answer import Answer, Run
 from popstream.wire.reason import Reason
 
@@ -105,3 +113,19 @@ def test_what_is_known_comes_with_the_error_about_the_rest() -> None:
         batch_future.future.result(0)
     assert raised.value.outcomes == (None, ok)
     assert raised.value.op_ids == ("a",)
+
+
+def test_the_future_of_a_single_message_has_its_outcome_or_an_error_of_its_own() -> None:
+    settled, *late = SingleFuture(), SingleFuture(), SingleFuture()
+    ok = Outcome(applied=True, reason=Reason.OK, code=0)
+    settled.settle([(0, ok)])
+    assert settled.future.result(0) is ok
+    error = AnswerTimeout("late", op_ids=["a"], in_log=True)
+    raised = []
+    for single in late:
+        single.settle([(0, None)], error)
+        with pytest.raises(AnswerTimeout) as found:
+            single.future.result(0)
+        raised.append(found.value)
+    assert [(one.op_ids, one.outcomes) for one in raised] == [(("a",), (None,))] * 2
+    assert raised[0] is not raised[1], "tracebacks of several threads are not mixed"

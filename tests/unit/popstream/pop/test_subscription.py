@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from popstream import Consumer, FilterVerdict, Message, Refused, RenewalPolicy
 from popstream.payload.payload_block import RECORD_BYTES
+from popstream.payload.payloads import Fetched
 from popstream.pop import hand_out
 from popstream.pop.subscription import SubscriptionOptions
 from popstream.testing._memory_link import frame_of
@@ -112,39 +114,59 @@ def test_one_message_over_the_bound_still_comes(job: MemoryJob) -> None:
         assert len(drain(consumer, 3)) == 3
 
 
-@pytest.mark.parametrize("ahead_bytes_max", [8 * 1024 * 1024, 2 * (RECORD_BYTES + 3), 0])
+@pytest.mark.parametrize(
+    ("ahead_count_max", "ahead_bytes_max"),
+    [(2_000, 8 * 1024 * 1024), (2_000, 2 * (RECORD_BYTES + 3)), (3, 8 * 1024 * 1024), (2_000, 0)],
+)
 @pytest.mark.parametrize("order", [False, True], ids=["concurrent", "orderly"])
 def test_the_records_of_leased_messages_are_read_ahead_within_a_bound(
-    job: MemoryJob, monkeypatch: pytest.MonkeyPatch, ahead_bytes_max: int, *, order: bool
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch, ahead_count_max: int, ahead_bytes_max: int, *, order: bool
 ) -> None:
+    monkeypatch.setattr(hand_out, "AHEAD_COUNT_MAX", ahead_count_max)
     monkeypatch.setattr(hand_out, "AHEAD_BYTES_MAX", ahead_bytes_max)
-    monkeypatch.setattr(hand_out, "AHEAD_SETS_MIN", 0)
     expected: list[tuple[int, list[tuple[int, int]]]] = []
-    most_bytes = 0
+    most_count = 0
 
     def expect(_: str, queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
-        nonlocal most_bytes
+        nonlocal most_count
         expected.append((queue_id, list(ranges)))
         subscription = consumer._subscription
         assert subscription is not None
         with subscription._changed:
-            most_bytes = max(most_bytes, sum(popped.ahead_bytes for popped in subscription._hand_out._sets))
+            most_count = max(most_count, sum(popped.ahead_count for popped in subscription._hand_out._sets))
 
     monkeypatch.setattr(job.payloads, "expect", expect)
     with job.consumer("billing", topics=["orders"], order=order, prefetch=8) as consumer:
         assert {message.value for message in drain(consumer, 40)} == ALL
-    assert most_bytes <= ahead_bytes_max
-    assert bool(expected) == bool(ahead_bytes_max), "from the second set on, when the size of records is known"
+    assert most_count <= min(ahead_count_max, ahead_bytes_max // (RECORD_BYTES + 3))
+    assert bool(expected) == bool(ahead_bytes_max), "when the size of records is known"
     offsets = [(queue_id, at) for queue_id, ranges in expected for low, high in ranges for at in range(low, high + 1)]
     assert len(offsets) == len(set(offsets)) < 40
 
 
-def test_of_a_few_queues_nothing_is_read_ahead(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: list[tuple[object, ...]] = []
-    monkeypatch.setattr(job.payloads, "expect", lambda *asked: expected.append(asked))
-    with job.consumer("billing", topics=["orders"], prefetch=8) as consumer:
-        assert {message.value for message in drain(consumer, 40)} == ALL
-    assert expected == []
+def test_while_some_parts_are_handed_out_the_next_ones_are_read(
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a worker waits for Kafka before each part."""
+    monkeypatch.setattr(hand_out, "PART_COUNT_MAX", 4)
+    monkeypatch.setattr(hand_out, "AHEAD_COUNT_MAX", 8)
+    job.write("long", 0, [b"x"] * 40)
+    expected: set[int] = set()
+    unexpected: list[int] = []
+    fetch = job.payloads.fetch
+
+    def expect(_topic: str, _queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
+        expected.update(offset for low, high in ranges for offset in range(low, high + 1))
+
+    def fetch_part(topic: str, queue_id: int, ranges: Sequence[tuple[int, int]], *limits: Any) -> Fetched:
+        unexpected.extend(offset for low, high in ranges for offset in range(low, high + 1) if offset not in expected)
+        return fetch(topic, queue_id, ranges, *limits)
+
+    monkeypatch.setattr(job.payloads, "expect", expect)
+    monkeypatch.setattr(job.payloads, "fetch", fetch_part)
+    with job.consumer("billing", topics=["long"]) as consumer:
+        drain(consumer, 40)
+    assert unexpected == [0, 1, 2, 3], "the size of records is not known before the first part"
 
 
 def test_with_less_room_than_queues_every_queue_has_its_turn(job: MemoryJob) -> None:
