@@ -22,8 +22,9 @@ __all__ = ["sink_options", "source_options", "starting_offsets"]
 PROVIDER = "popstream"
 READING = {
     "kafka.isolation.level": "read_committed",
-    # Kafka's default of half a second would delay the micro-batch of an empty fetch.
-    "kafka.fetch.max.wait.ms": "50",
+    # A consumer of Spark asks for the next records at once, and then where the log ends. Kafka answers a connection in
+    # order: it would hold back each partition of each micro-batch for this time, by default half a second.
+    "kafka.fetch.max.wait.ms": "1",
     # Spark asks for offsets four times before it fails, and a stop waits for the request in flight.
     "kafka.request.timeout.ms": "15000",
     "kafka.default.api.timeout.ms": "20000",

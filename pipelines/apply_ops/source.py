@@ -73,7 +73,8 @@ class OpsSource:
             .option("maxOffsetsPerTrigger", self._records_max)
             .load()
         )
-        return record_columns(frame, self._short_value_bytes_max)
+        # One task reads all partitions: a task for each takes longer than to read what a micro-batch usually has.
+        return record_columns(frame, self._short_value_bytes_max).coalesce(1)
 
     def fetch(self, frame: DataFrame, spark_batch_id: int) -> MicroBatch:
         """Copy a micro-batch out of Spark, which may drop it afterwards."""

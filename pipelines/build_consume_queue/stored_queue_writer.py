@@ -18,6 +18,9 @@ from popstream.wire.queue_name import QueueName
 
 __all__ = ["StoredQueueWriter"]
 
+ONE_TASK_RECORDS_MAX = 10_000
+"""So few records are read by one task: a task for each queue would take longer than to read them."""
+
 
 class _ReadUnits(NamedTuple):
     units: dict[QueueName, Units]
@@ -50,8 +53,11 @@ class StoredQueueWriter:
         """See `QueueWriter.wait_for_room`."""
         return self._sender.wait_for_room(timeout_s)
 
-    def read(self, frame: DataFrame, ends: Mapping[QueueName, int], batch_topics: frozenset[str]) -> _ReadUnits:  # noqa: ARG002 - rows are read as a whole
+    def read(self, frame: DataFrame, ends: Mapping[QueueName, int], batch_topics: frozenset[str]) -> _ReadUnits:
         """See `QueueWriter.read`."""
+        planned = sum(end - self.queues[queue].end_offset for queue, end in ends.items())
+        if planned <= ONE_TASK_RECORDS_MAX:
+            frame = frame.coalesce(1)
         table = frame.toArrow()
         return _ReadUnits(dict(units_by_queue(table, batch_topics=batch_topics)), table.num_rows)
 
