@@ -628,6 +628,20 @@ def test_several_tasks_read_one_partition(lab: Lab, tmp_path: Path) -> None:
     assert units == Units.of(lab.units(topic))
 
 
+def test_one_task_reads_a_small_micro_batch(lab: Lab) -> None:
+    """Of the message topics as of the ops topic: a task for each partition would take longer than to read them."""
+    topic = lab.topic("small", partitions=16)  # whose dispatches are in all partitions of the ops topic
+    for number in range(64):
+        lab.producer.send(topic, b"value", partition=number % 16)
+    for queue_id in range(16):
+        lab.wait(topic, queue_id)
+    tracker = lab.spark.sparkContext.statusTracker()
+    for query in lab.spark.streams.active:
+        jobs = [tracker.getJobInfo(job_id) for job_id in tracker.getJobIdsForGroup(query.runId)]
+        stages = [tracker.getStageInfo(stage_id) for job in jobs if job is not None for stage_id in job.stageIds]
+        assert {stage.numTasks for stage in stages if stage is not None} == {1}, query.name
+
+
 def test_only_these_columns_reach_python(lab: Lab) -> None:
     """Neither key nor value nor foreign headers: by the schema, and by looking for them in the bytes."""
     topic = lab.topic("payload")
