@@ -16,6 +16,7 @@ import yaml
 
 import broker_state.compiled_form
 from broker_state.compiled_form import build_folder
+from tests.packaging.dockerfile import is_sent
 
 DOCKER = Path(__file__).parents[2] / "docker"
 INSTRUCTION = re.compile(r"^(?P<name>[A-Z]+)\s+(?P<rest>.+)$", re.MULTILINE)
@@ -85,6 +86,19 @@ def test_a_client_on_the_host_reaches_kafka_where_the_readme_says(compose: dict[
     host, job_port = compose["services"]["job"]["environment"]["POPSTREAM_BOOTSTRAP_SERVERS"].split(":")
     assert host == "kafka"
     assert advertises[listener[f":{job_port}"]] == f"kafka:{job_port}"
+
+
+def test_all_that_is_copied_is_sent_to_the_build(instructions: list[tuple[str, str]]) -> None:
+    """.dockerignore leaves out what it does not name."""
+    root = DOCKER.parent
+    ignored = (root / ".dockerignore").read_text(encoding="utf-8")
+    copied = [
+        Path(source) for rest in rests(instructions, "COPY") if "--from" not in rest for source in rest.split()[:-1]
+    ]
+    assert len(copied) > 10
+    files = [source / "__init__.py" if (root / source).is_dir() else source for source in copied]
+    assert [file for file in files if not is_sent(file, ignored)] == []
+    assert [file for file in files if not (root / file).is_file()] == []
 
 
 def test_the_health_check_starts_no_python(instructions: list[tuple[str, str]]) -> None:
