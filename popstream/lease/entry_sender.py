@@ -150,10 +150,7 @@ class EntrySender:
         Raises:
             ClientClosed: `close` was called.
         """
-        try:
-            self._acks.add([(queue_of(message), message) for message in messages])
-        except RuntimeError as error:
-            raise ClientClosed.of("consumer", self._client_id) from error
+        self._add((queue_of(message), message) for message in messages)
         for message in messages:
             message.state = MessageState.FINISHED
 
@@ -246,12 +243,17 @@ class EntrySender:
 
     def _ack(self, requests: Sequence[MessageRequest[Cause | None]]) -> None:
         try:
-            self._acks.add([(queue_of(request.receipt), request) for request in requests])
-        except RuntimeError as error:
-            closed = ClientClosed.of("consumer", self._client_id)
+            self._add((queue_of(request.receipt), request) for request in requests)
+        except ClientClosed as closed:
             _fail(requests, closed)
-            raise closed from error
+            raise
         self.let_go((request.receipt for request in requests), MessageState.FINISHED)
+
+    def _add(self, acks: Iterable[tuple[QueueName, MessageRequest[Cause | None] | Message]]) -> None:
+        try:
+            self._acks.add(acks)
+        except RuntimeError as error:
+            raise ClientClosed.of("consumer", self._client_id) from error
 
     def _follow(self, future: Future[Any]) -> None:
         """Have `flush` wait for the result."""
@@ -411,8 +413,8 @@ def _settle_all(
     for request, outcome in zip(requests, found, strict=True):
         _, own = settled.setdefault(id(request.call_future), (request.call_future, []))
         own.append((request.index, outcome))
-    for batch_future, own in settled.values():
-        batch_future.settle(own, error)
+    for call_future, own in settled.values():
+        call_future.settle(own, error)
 
 
 def _fail(requests: Sequence[MessageRequest[Any]], error: Exception) -> None:

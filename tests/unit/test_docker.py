@@ -16,7 +16,6 @@ import yaml
 
 import broker_state.compiled_form
 from broker_state.compiled_form import build_folder
-from tests.packaging.dockerfile import is_sent
 
 DOCKER = Path(__file__).parents[2] / "docker"
 INSTRUCTION = re.compile(r"^(?P<name>[A-Z]+)\s+(?P<rest>.+)$", re.MULTILINE)
@@ -36,6 +35,29 @@ def instructions() -> list[tuple[str, str]]:
 
 def rests(instructions: list[tuple[str, str]], wanted: str) -> list[str]:
     return [rest for name, rest in instructions if name == wanted]
+
+
+def is_sent(path: Path, ignored: str) -> bool:
+    """Tell whether `docker build` sends a file, by the lines of .dockerignore: the last one that matches counts.
+
+    >>> lines = "# all but\\n*\\n!code\\n**/__pycache__"
+    >>> [is_sent(Path(path), lines) for path in ("secret", "code/a.py", "code/b/__pycache__/a.pyc")]
+    [False, True, False]
+    """
+    sent = True
+    for line in ignored.splitlines():
+        pattern = line.removeprefix("!")
+        if pattern and not pattern.startswith("#") and _matches(path, pattern):
+            sent = line.startswith("!")
+    return sent
+
+
+def _matches(path: Path, pattern: str) -> bool:
+    """Tell whether a pattern is that of the path, or of a folder that it is in."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    regex = "".join(parts.get(token) or re.escape(token) for token in tokens)
+    return re.fullmatch(f"{regex}(?:/.*)?", str(path)) is not None
 
 
 def test_compose_file_fits_the_published_schema(compose: dict[str, Any]) -> None:
