@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help alerts-test browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash docs cluster-test lock lock-jars clean s3-jars s3-test cluster-demo secure-demo
+.PHONY: help alerts-test browser-test image-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash docs cluster-test lock lock-jars clean s3-jars s3-test cluster-demo secure-demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,11 +39,11 @@ example: environment ## play docs/examples/coffee_bar: a worker that is killed, 
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
 test: environment ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
-	@$(PYTEST) $(PARALLEL) -m "not crash and not long and not cluster and not browser"
+	@$(PYTEST) $(PARALLEL) -m "not (crash or long or cluster or browser or image)"
 
 NOT_QUICK = tests/cluster tests/integration tests/fuzz tests/packaging tests/conformance/test_conformance_mutants.py
 quick: environment ## in 90 seconds: tests without Spark and Kafka, but for fuzzing, seeded mistakes and the wheel
-	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long and not cluster and not browser"
+	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not (integration or crash or long or cluster or browser or image)"
 
 compiled-test: setup ## the tests of the kernel, with the kernel compiled
 	@TEST_FORM=compiled $(PYTEST) $(PARALLEL) tests/property tests/unit/broker_state tests/conformance -m "not pure and not long"
@@ -83,6 +83,9 @@ integration: environment ## tests with Spark and a real Kafka broker, the longes
 
 browser-test: environment ## the pages in a headless Chromium (CHROMIUM=/path/to/it), with screenshots in var/browser
 	@$(PYTEST) tests/browser
+
+image-test: environment ## the image, built and run by Podman or Docker (ENGINE=/path/to/it, PYTHON_IMAGE=NAME for another base)
+	@export ENGINE=$(ENGINE) PYTHON_IMAGE=$(PYTHON_IMAGE); $(PYTEST) tests/packaging/test_image.py
 
 bench: setup ## measure all, or PART=drain, or PART="kernel latency", REPEATS=3 for medians; results are written as each part ends
 	@$(BIN)/python -m tests.benchmarks $(PART) $(if $(REPEATS),--repeats $(REPEATS))
