@@ -103,12 +103,10 @@ class PendingOperations:
     Args:
         client_id: Name of the client.
         resend_after_s_max: Upper bound of the wait between two sends of an operation, which doubles each time.
-
-    Attributes:
         broker_clock: Learns from each answer.
     """
 
-    def __init__(self, client_id: str, resend_after_s_max: float) -> None:
+    def __init__(self, client_id: str, resend_after_s_max: float, broker_clock: BrokerClock) -> None:
         self._client_id = client_id
         self._lock = threading.Lock()
         self._waiting: dict[str, PendingOperation] = {}
@@ -116,7 +114,7 @@ class PendingOperations:
         self._is_closed = False
         self._is_failing = False
         """Whether the last outcome of a send was a failure: of an outage only the first one is a warning."""
-        self.broker_clock = BrokerClock()
+        self._broker_clock = broker_clock
 
     def __len__(self) -> int:
         """Count the operations in flight."""
@@ -143,7 +141,7 @@ class PendingOperations:
         completed: list[tuple[AnswerFuture, Answer]] = []
         answers = answers_of(frame)
         if answers:
-            self.broker_clock.learn(max(answer.now_ms for answer in answers), now_s)
+            self._broker_clock.learn(max(answer.now_ms for answer in answers), now_s)
         with self._lock:
             for answer in answers:
                 pending = self._waiting.get(answer.op_id)

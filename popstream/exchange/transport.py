@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from popstream.errors import ClientClosed
+from popstream.exchange.broker_clock import BrokerClock
 from popstream.exchange.kafka_link import KafkaLink
 from popstream.exchange.partitioner import ops_key
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from popstream.exchange.broker_clock import BrokerClock
     from popstream.settings import ClientSettings
     from popstream.wire.answer import Answer
 
@@ -84,6 +84,11 @@ class Transport:
         settings: Names and time-outs.
         link: A link other than Kafka, for tests.
         clock: Returns monotonic seconds.
+        broker_clock: Estimates the broker's clock from the answers; default: a `BrokerClock`.
+
+    Attributes:
+        settings: As given.
+        broker_clock: As given, or the default.
 
     Raises:
         Unavailable: Kafka does not answer.
@@ -91,14 +96,20 @@ class Transport:
     """
 
     def __init__(
-        self, settings: ClientSettings, *, link: Link | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: ClientSettings,
+        *,
+        link: Link | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        broker_clock: BrokerClock | None = None,
     ) -> None:
         """Connect, seek to the end of a partition of answers, and start the background thread."""
         self.settings = settings
         self._clock = clock
         self._admin_key = settings.find_admin_key()
         self._link: Link = KafkaLink(settings) if link is None else link
-        self._pending = PendingOperations(settings.client_id, settings.resend_after_ms_max / 1000)
+        self.broker_clock = broker_clock or BrokerClock()
+        self._pending = PendingOperations(settings.client_id, settings.resend_after_ms_max / 1000, self.broker_clock)
         self._window = SendWindow()
         self._on_answered: list[Callable[[str, float], None]] = []
         self._history = (
@@ -117,11 +128,6 @@ class Transport:
     def reply_to(self) -> int:
         """The partition of the results topic that is read here."""
         return self._reply_to
-
-    @property
-    def broker_clock(self) -> BrokerClock:
-        """The broker's clock, estimated from the answers."""
-        return self._pending.broker_clock
 
     @property
     def waiting_count(self) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 from popstream import AdminKey, AnswerTimeout, ClientClosed, ClientSettings, Transport
 from popstream.exchange import transport as transport_module
+from popstream.exchange.broker_clock import BrokerClock
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations, join_parts
 from popstream.exchange.send_window import SendWindow
 from popstream.history.recorder import Invoke, read_history
@@ -206,7 +207,7 @@ def test_parts_are_joined_in_their_order_whatever_order_they_come_in() -> None:
 
 def test_re_sends_end_before_the_job_forgets_the_op_id() -> None:
     """With the clock in hand: beyond the window an operation could be decided twice, so it only waits."""
-    exchange = PendingOperations("c1", resend_after_s_max=60)
+    exchange = PendingOperations("c1", resend_after_s_max=60, broker_clock=BrokerClock())
     pending = PendingOperation(
         op_id="a", what="x", key=b"", value=b"", future=Future(), first_sent_s=0, next_send_s=5, resend_after_s=5,
         deadline_s=1e9, parts={},
