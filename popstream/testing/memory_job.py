@@ -33,7 +33,7 @@ from popstream.payload.payloads import Payload
 from popstream.pop.consumer_sources import ConsumerSources
 from popstream.producer import Producer
 from popstream.settings import ClientSettings, new_client_id
-from popstream.testing._memory_clock import StandingClock
+from popstream.testing._memory_clock import MemoryClock
 from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing._memory_letters import DEAD_LETTERS, OWN_TOPICS, MemoryLetterTopics
 from popstream.testing._memory_link import MemoryLink, frame_of
@@ -217,7 +217,7 @@ class MemoryJob:
     def transport(self, **settings: Any) -> Transport:  # noqa: ANN401 - ClientSettings checks them
         """Return a transport to this job, for clients that share one."""
         named = {"bootstrap_servers": "memory", "client_id": new_client_id(), **settings}
-        return Transport(ClientSettings(**named), link=self.link(), broker_clock=StandingClock())
+        return Transport(ClientSettings(**named), link=self.link(), broker_clock=MemoryClock())
 
     def link(self) -> MemoryLink:
         """Return a link to this job, with a partition of answers of its own."""

@@ -1,5 +1,6 @@
 """What many leases, lanes and delivery times cost: rates beside few and many, bytes a lease, the time of a restart."""
 
+import gc
 import itertools
 import random
 import tempfile
@@ -46,6 +47,7 @@ _RECORDS_A_WRITE = 20_000
 
 def measure_size(options: BenchOptions) -> dict[str, dict[str, Rate]]:
     """Return operations a second of kernel and store, with a synced WriteBatch for 20,000 records."""
+    gc.disable()  # as the job does while it decides
     rates: dict[str, dict[str, Rate]] = {"leases": {}, "lanes": {}, "put_off": {}}
     for leases in _LEASES:
         rates["leases"][str(leases)] = Rate.of("ops", [_beside_leases(leases) for _ in range(min(options.runs, 3))])

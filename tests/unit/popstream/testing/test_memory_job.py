@@ -1,4 +1,4 @@
-"""Claim: the clients of a job in memory keep its time, which stands still, and not that of the machine."""
+"""Claim: the clients of a job in memory keep its time, which only the test moves, and not that of the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from popstream.testing import MemoryJob, run_handler
 
 
 def test_messages_are_handed_out_when_the_test_has_run_for_longer_than_a_lease() -> None:
-    # While the machine's clock goes on and the job's stands still, its time falls behind, as the clients see it.
+    # The machine's clock goes on and the job's does not: as the clients see it, its time falls behind.
     job = MemoryJob(now_ms=10_000_000)
     handled: list[bytes | None] = []
     job.write("before", 0, [b"one"])
