@@ -85,7 +85,7 @@ browser-test: environment ## the pages in a headless Chromium (CHROMIUM=/path/to
 	@$(PYTEST) tests/browser
 
 image-test: environment ## the image, built and run by Podman or Docker (ENGINE=/path/to/it, PYTHON_IMAGE=NAME for another base)
-	@export ENGINE=$(ENGINE) PYTHON_IMAGE=$(PYTHON_IMAGE); $(PYTEST) tests/packaging/test_image.py
+	@$(PYTEST) tests/packaging/test_image.py
 
 bench: setup ## measure all, or PART=drain, or PART="kernel latency", REPEATS=3 for medians; results are written as each part ends
 	@$(BIN)/python -m tests.benchmarks $(PART) $(if $(REPEATS),--repeats $(REPEATS))

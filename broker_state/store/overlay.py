@@ -47,8 +47,8 @@ Value = TypeVar("Value", bound=Encodable)
 CACHE_BYTES = 64 * 1024 * 1024
 """Bytes of keys and values, as stored, that are kept decoded; decoded they take four to five times as much.
 
-They count whenever they are read or written, some 640 an operation where each is in another lane: a lane among 100,000
-that are popped and acked by turns is still here when its turn comes.
+They count whenever they are read or written, at least 160 an operation where each is in another lane: a lane among
+100,000 that are popped and acked by turns is still here when its turn comes.
 """
 
 

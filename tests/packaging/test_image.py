@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from connectors.local_servers.loopback import free_port
-from tests.support.processes.job_process import POPSTREAM, ROOT
+from tests.support.processes.job_process import ROOT
+from tests.support.processes.up_process import run_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,11 +39,9 @@ class Engine:
     def __init__(self, program: str) -> None:
         self.program = program
 
-    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one command of the engine; its output is text."""
-        return subprocess.run(
-            [self.program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, **options
-        )
+        return subprocess.run([self.program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
 
     def output(self, *arguments: str) -> str:
         """Run one command that has to succeed; return what it printed."""
@@ -120,7 +119,7 @@ def name(engine: Engine) -> Iterator[str]:
 
 
 def test_image_runs_the_job_and_continues_in_another_container(
-    engine: Engine, image: str, name: str, kafka: EmbeddedKafka
+    engine: Engine, image: str, name: str, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     service = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]["job"]
     volumes = (mount.partition(":")[2] for mount in service["volumes"])
@@ -143,15 +142,9 @@ def test_image_runs_the_job_and_continues_in_another_container(
         job = Job(engine, container)
         job.wait_until_healthy()
         assert job.exec("id", "--user", "--name").stdout.strip() == "popstream"
-        load = subprocess.run(
-            [
-                *(POPSTREAM, "perf", "--messages=2000", f"--prefix={name}"),
-                f"--bootstrap-servers={kafka.bootstrap_servers}",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
+        load = run_for(
+            tmp_path / "job",
+            *("perf", "--messages=2000", f"--prefix={name}", f"--bootstrap-servers={kafka.bootstrap_servers}"),
         )
         assert load.returncode == 0, load.stdout + load.stderr
         applied.append(job.status()["apply_seq"])
