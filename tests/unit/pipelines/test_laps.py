@@ -10,6 +10,7 @@ import pytest
 
 from pipelines import laps
 from pipelines.laps import Lap, seconds_of
+from tests.support.module_time import replace_time
 
 
 class Clock:
@@ -17,7 +18,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        monkeypatch.setattr("pipelines.laps.time.perf_counter", lambda: self.now_s)
+        replace_time(monkeypatch, "pipelines.laps", perf_counter=lambda: self.now_s)
 
     def spend(self, lap: Lap, seconds: float) -> None:
         with lap:

@@ -20,6 +20,7 @@ from pipelines.cli.target import find_target
 from popstream import ClientSettings, Consumer, Invalid, Producer, Unavailable
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
+from tests.support.module_time import replace_time
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_broker_that_listens_while_it_is_waited_for_is_found(
             bound.listen()
             answering.start()
 
-    monkeypatch.setattr("popstream.reach_kafka.time.sleep", start_broker)
+    replace_time(monkeypatch, "popstream.reach_kafka", sleep=start_broker)
     reach_kafka(KafkaConnection(server), timeout_s=60)
     answering.join()
 

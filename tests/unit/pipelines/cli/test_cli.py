@@ -64,6 +64,7 @@ from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError,
 from popstream.wire.command import COMMAND_TYPES
 from popstream.wire.signing import AdminKey, KeyRing, SigningKey
 from tests.support.logging_state import logging_as_it_was
+from tests.support.module_time import replace_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -554,7 +555,7 @@ def test_send_says_when_to_deliver(
     asked: dict[str, object] = {}
     monkeypatch.setattr("pipelines.cli.target.find_target", lambda _options: None)
     monkeypatch.setattr(send_and_consume, "run_send", lambda *_, **given: asked.update(given))
-    monkeypatch.setattr("pipelines.cli.clients.message_commands.time.time", lambda: 1_000_000.0)
+    replace_time(monkeypatch, "pipelines.cli.clients.message_commands", time=lambda: 1_000_000.0)
     assert run("send", "orders", *options).exit_code == 0
     assert asked["deliver_at_ms"] == deliver_at_ms
 

@@ -20,6 +20,7 @@ from pipelines.control.lane_views import StoredQueue, queues_in, scan_queues
 from pipelines.control.lane_watch import PENDING_ROWS_MAX, LaneWatch
 from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, ResetOffset, WrittenRange
 from tests.support.in_process.folding import Folding, records_of
+from tests.support.module_time import replace_time
 from tests.unit.pipelines.control.test_lane_views import QUEUE, Writer
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def test_the_number_of_counts_is_that_of_the_groups_shown(store: RocksStore) -> 
 def test_the_oldest_unacked_message_is_as_old_as_its_dispatch(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.control.lane_metrics.time.time", lambda: 100.0)
+    replace_time(monkeypatch, "pipelines.control.lane_metrics", time=lambda: 100.0)
     job = Watched(store)
     job.do(Declare(**QUEUE, topic_id="t"))
     job.number = 10_000
@@ -289,7 +290,7 @@ def test_a_group_that_is_deleted_is_shown_no_more() -> None:
 
 
 def test_answers_are_timed_from_the_records_timestamp(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.control.lane_watch.time.time", lambda: 1.3)
+    replace_time(monkeypatch, "pipelines.control.lane_watch", time=lambda: 1.3)
     job = Watched(store)
     for _ in range(3):  # at 1.001, 1.002 and 1.003 s
         job.do(Declare(**QUEUE, topic_id="t"))

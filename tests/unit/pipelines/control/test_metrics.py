@@ -17,6 +17,7 @@ from pipelines.control.metric_definitions import Metric, MetricKind
 from pipelines.control.metrics import Metrics
 from pipelines.control.metrics_reference import METRICS, with_metrics_table
 from pipelines.laps import Lap
+from tests.support.module_time import replace_time
 
 ROOT = Path(__file__).parents[4]
 
@@ -52,7 +53,7 @@ def report_of(apply_seq: int) -> MicroBatchReport:
 
 def test_rows_wait_for_delta_since_the_oldest_micro_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=1_000.0)
-    monkeypatch.setattr("pipelines.control.metrics.time.time", lambda: clock.now_s)
+    replace_time(monkeypatch, "pipelines.control.metrics", time=lambda: clock.now_s)
     metrics = Metrics()
     with RocksStore(tmp_path / "state") as store:
         outbox = Outbox(store)

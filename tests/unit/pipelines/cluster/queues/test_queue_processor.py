@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +13,7 @@ from pipelines.cluster.queues.queue_log import Began, Scanned, encode_log_record
 from pipelines.cluster.queues.queue_processor import QueueProcessor, UnitSettings, signed_at_ms
 from popstream.wire.signing import SIGNED_BEFORE_MS_MAX, AdminKey
 from tests.support.in_process.memory_maps import MemoryMap
+from tests.support.module_time import replace_time
 
 PLANNED_MS = 1_700_000_000_000
 
@@ -44,7 +44,7 @@ def processor() -> QueueProcessor:
 
 
 def sent(now_ms: int, monkeypatch: pytest.MonkeyPatch, planned_ms: int = PLANNED_MS) -> list[Any]:
-    monkeypatch.setattr(time, "time", lambda: now_ms / 1000)
+    replace_time(monkeypatch, "pipelines.cluster.queues.queue_processor", time=lambda: now_ms / 1000)
     queue_processor._ids.clear()
     records = [Began("T", "simple", 0), Scanned("T", 0, 60)]
     rows = [LogRow(at, encode_log_record(each), planned_ms) for at, each in enumerate(records, 7)]
