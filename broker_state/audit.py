@@ -23,9 +23,9 @@ __all__ = [
     "CommitPositionRow",
     "DeliveryRow",
     "DeliveryStep",
+    "EntryRange",
     "OperationOutcome",
     "OperationRow",
-    "OperationRun",
     "OrderInfoRow",
     "Origin",
     "RejectReason",
@@ -253,8 +253,8 @@ class OperationOutcome(msgspec.Struct, frozen=True, gc=False):
     attempt: int | None = None
 
 
-OperationRun = tuple[int | None, int | None, int | None, str | None, str | None, OperationOutcome]
-"""(entry, first offset, last offset, handle before, detail, outcome): a tuple, for a record may have 10,000 of them."""
+EntryRange = tuple[int | None, int | None, int | None]
+"""(entry, first offset, last offset) of a row of `operations`: a tuple, for a record may have 10,000 of them."""
 
 
 def release_cause(raised: str | None) -> str:

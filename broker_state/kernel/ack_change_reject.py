@@ -6,7 +6,7 @@ from typing import assert_never
 
 import msgspec
 
-from broker_state.audit import OperationRun, shortened
+from broker_state.audit import shortened
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.concurrent_lane import decide_concurrently
@@ -24,8 +24,9 @@ from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_entries"]
 
-_CLAIMS_MAX = 256
-"""Ranges that are decided together. More of them do not fit the processor's caches: a range takes a third longer."""
+_RANGES_MAX = 256
+"""Ranges that are decided together: more do not fit the processor's caches. That a record is full is noticed between
+two decisions, so this number is part of what is decided."""
 _CLAIMED_OFFSETS_MAX = 16_384
 """Offsets that are decided together: the number of runs is bounded between two decisions."""
 NAMED_OFFSETS_MAX = 131_072
@@ -106,6 +107,7 @@ class _Request:
 
     __slots__ = (
         "claimed_offsets",
+        "claimed_ranges",
         "claims",
         "command",
         "commit_position",
@@ -145,6 +147,7 @@ class _Request:
         self.subjects: dict[int, _Subject | Reason] = {}
         """By the index of the handle; a handle is judged once for all entries that have it."""
         self.claims: list[Claim] = []
+        self.claimed_ranges = 0
         self.claimed_offsets = 0
         self.offsets_left = NAMED_OFFSETS_MAX
         self.lane: LaneState | None = None
@@ -158,8 +161,8 @@ class _Request:
             self._refuse_ranges(index, entry, subject)
             return
         lane, handle, text, named = subject.lane, subject.handle, subject.text, subject.named
+        can_join = self.is_ack and not lane.record.orderly
         for first, last in entry.offsets:
-            claim = Claim(first, last + 1, index, entry, handle, text)
             is_within = self.min_offset <= first and last < self.commit_position
             count = last + 1 - first
             if not is_within:
@@ -170,16 +173,28 @@ class _Request:
                 self.decide_claims()
             if self.offsets_left < 0 or self._is_full():
                 self.decide_claims()
-                self._report(lane, [claim], [Piece(first, last + 1, Reason.INVALID_PARAMETER)])
+                refused = Claim(first, last + 1, [(index, first, last)], entry, handle, text)
+                self._report(lane, [refused], [Piece(first, last + 1, Reason.INVALID_PARAMETER)])
                 continue
             if not is_within or count >= _CLAIMED_OFFSETS_MAX or not named.add_beyond(first, last + 1):
                 self.decide_claims()
-                self._decide_cut(lane, named, claim)
+                self._decide_cut(lane, named, Claim(first, last + 1, [(index, first, last)], entry, handle, text))
                 continue
-            if self.claims and (lane is not self.lane or len(self.claims) == _CLAIMS_MAX):
+            if self.claims and (lane is not self.lane or self.claimed_ranges == _RANGES_MAX):
                 self.decide_claims()
-            self.lane = lane
-            self.claims.append(claim)
+            self.claimed_ranges += 1
+            last_claim = self.claims[-1] if can_join and self.claims else None
+            if (
+                last_claim is not None
+                and last_claim.end == first
+                and last_claim.handle is handle
+                and last_claim.entry.cause == entry.cause
+            ):
+                last_claim.end = last + 1
+                last_claim.ranges.append((index, first, last))
+            else:
+                self.lane = lane
+                self.claims.append(Claim(first, last + 1, [(index, first, last)], entry, handle, text))
 
     def _is_full(self) -> bool:
         return len(self.runs) + self.op.audit.delivery_rows >= _ROWS_MAX or self.op.runs_met >= _RUNS_MET_MAX
@@ -187,7 +202,7 @@ class _Request:
     def decide_claims(self) -> None:
         """Decide the claims collected so far."""
         claims, lane = self.claims, self.lane
-        self.claimed_offsets = 0
+        self.claimed_offsets = self.claimed_ranges = 0
         if claims and lane is not None:
             self.claims = []
             self._report(lane, claims, self._judge(lane, claims))
@@ -292,31 +307,31 @@ class _Request:
 
     def _report(self, lane: LaneState, claims: list[Claim], pieces: list[Piece]) -> None:
         """Add the outcome of `claims` to the answer, and to the audit."""
-        audited: list[OperationRun] = []
+        group, append = lane.record.group, self.runs.append
         last: Piece | None = None
-        for claim, first, end, piece in _by_claim(claims, pieces):
+        for claim, ranges, piece in _by_claim(claims, pieces):
             if piece is not last:  # usually many claims share one piece
                 last, outcome = piece, self._outcome(lane, claim.handle, piece)
                 code, reason, applied, new = outcome.code, outcome.reason, outcome.applied, outcome.handle
                 header = outcome.header
                 pop_time_ms, invisible_time_ms = header.pop_time_ms, header.invisible_time_ms
                 revive_queue_id = header.revive_queue_id
-            self.runs.append(
-                Run(  # by place, which takes half as long: a record may have 10,000 of them
-                    claim.index,
-                    first,
-                    end - 1,
-                    code,
-                    reason,
-                    applied,
-                    pop_time_ms,
-                    invisible_time_ms,
-                    revive_queue_id,
-                    new,
+            for entry, first_offset, last_offset in ranges:
+                append(
+                    Run(  # by place, which takes half as long: a record may have 10,000 of them
+                        entry,
+                        first_offset,
+                        last_offset,
+                        code,
+                        reason,
+                        applied,
+                        pop_time_ms,
+                        invisible_time_ms,
+                        revive_queue_id,
+                        new,
+                    )
                 )
-            )
-            audited.append((claim.index, first, end - 1, claim.text, claim.entry.cause, outcome))
-        self.op.audit.operation_runs(lane.record.group, audited)
+            self.op.audit.operation_ranges(group, ranges, outcome, handle_before=claim.text, detail=claim.entry.cause)
 
     def _outcome(self, lane: LaneState, handle: Handle, piece: Piece) -> RunOutcome:
         reason, before, after = piece.reason, piece.before, piece.after
@@ -372,31 +387,44 @@ def _overall(runs: list[Run]) -> Reason:
     return Reason.OK
 
 
-def _by_claim(claims: list[Claim], pieces: list[Piece]) -> Iterator[tuple[Claim, int, int, Piece]]:
-    """Yield (claim, first, end, piece): each claim, cut where the outcome changes; `pieces` cover all claims.
+def _by_claim(claims: list[Claim], pieces: list[Piece]) -> Iterator[tuple[Claim, list[tuple[int, int, int]], Piece]]:
+    """Yield (claim, ranges, piece): each range of a claim, cut where the outcome changes; `pieces` cover all claims.
 
-    Neighbouring pieces with the same outcome are joined; the first represents them, although their deliveries before
-    may differ.
+    Ranges of pieces that are alike are yielded together. Of a range neighbouring pieces with the same outcome are
+    joined; the first represents them, although their deliveries before may differ.
     """
     number = 0
     for claim in claims:
-        at = claim.first
-        while at < claim.end:
-            piece = pieces[number]
-            stop = piece.end
-            while stop < claim.end and _is_same_outcome(piece, pieces[number + 1]):
-                number += 1
-                stop = pieces[number].end
-            if stop <= claim.end:
-                number += 1
-            else:  # the next claim has the rest of it
-                stop = claim.end
-            yield claim, at, stop, piece
-            at = stop
+        piece, alike = pieces[number], number
+        while pieces[alike].end < claim.end and _is_alike(piece, pieces[alike + 1]):
+            alike += 1
+        if claim.end <= pieces[alike].end:
+            yield claim, claim.ranges, piece
+            number = alike + (pieces[alike].end == claim.end)
+            continue
+        for index, first, last in claim.ranges:
+            end = last + 1
+            at = first
+            while at < end:
+                piece = pieces[number]
+                stop = piece.end
+                while stop < end and _is_same_outcome(piece, pieces[number + 1]):
+                    number += 1
+                    stop = pieces[number].end
+                if stop <= end:
+                    number += 1
+                else:  # the next range has the rest of it
+                    stop = end
+                yield claim, [(index, at, stop - 1)], piece
+                at = stop
 
 
 def _is_same_outcome(one: Piece, other: Piece) -> bool:
     return one.reason is other.reason and one.header == other.header and _is_same_delivery(one.after, other.after)
+
+
+def _is_alike(one: Piece, other: Piece) -> bool:
+    return one.before == other.before and _is_same_outcome(one, other)
 
 
 def _is_same_delivery(one: Delivery | None, other: Delivery | None) -> bool:

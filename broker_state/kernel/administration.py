@@ -1,6 +1,6 @@
 """declare, policy, reset_offset, forget_lane, redrive: operations on queues and lanes as a whole."""
 
-from broker_state.audit import DeliveryStep, OperationOutcome, shortened
+from broker_state.audit import DeliveryStep, EntryRange, OperationOutcome, shortened
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
 from broker_state.kernel.context.queue_state import QueueState, erase_queue, new_queue
@@ -230,8 +230,8 @@ def decide_redrive(op: OpContext, command: Redrive) -> None:
     why = f": {command.comment}" if command.comment else ""
     detail = shortened(f"to the {command.to}{by}{why}")
     outcome = OperationOutcome(Reason.OK, code_of(Reason.OK), applied=False)
-    runs = [(None, first, last, None, detail, outcome) for first, last in command.offsets]
-    op.audit.operation_runs(command.group, runs)
+    ranges: list[EntryRange] = [(None, first, last) for first, last in command.offsets]
+    op.audit.operation_ranges(command.group, ranges, outcome, detail=detail)
     op.respond(Reason.OK)
 
 

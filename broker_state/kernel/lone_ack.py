@@ -52,7 +52,7 @@ def decide_lone_ack(op: OpContext, command: Ack, offsets_max: int) -> bool:
     lane.settle_acked(page, before)
     lane.acked.mark(first, last + 1)
     outcome = OperationOutcome(Reason.OK, 0, True, None, before.deadline_ms or None, None, before.attempt)
-    op.audit.operation_runs(ref.group, ((0, first, last, ref.handle, entry.cause, outcome),))
+    op.audit.operation_ranges(ref.group, [(0, first, last)], outcome, handle_before=ref.handle, detail=entry.cause)
     run = Run(entry=0, first=first, last=last, code=0, reason=Reason.OK, applied=True)
     op.respond(Reason.OK, applied=True, runs=[run], handles=[], commit_offsets={ref.group: lane.acked.floor})
     return True

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker_state.operation_rows import OperationRows
 from connectors.delta.all_columns import with_all_columns
 from connectors.delta.erased_values import RejectedHeads, kept_head
 from connectors.delta.schemas import outbox_schema
@@ -68,11 +70,12 @@ def encode_slices(
     characters, with a note.
     """
     schema = _SCHEMAS[table]
-    slices: list[tuple[int, bytes]] = []
-    for start in range(0, len(rows), _ROWS_PER_SLICE_MAX):
-        batch = _record_batch(rows[start : start + _ROWS_PER_SLICE_MAX], schema)
-        slices += _slices(batch, limit_bytes)
-    return slices
+    parts: Iterable[Sequence[NamedTuple]]
+    if isinstance(rows, OperationRows):
+        parts = rows.parts(_ROWS_PER_SLICE_MAX)
+    else:
+        parts = (rows[start : start + _ROWS_PER_SLICE_MAX] for start in range(0, len(rows), _ROWS_PER_SLICE_MAX))
+    return [encoded for part in parts for encoded in _slices(_record_batch(part, schema), limit_bytes)]
 
 
 def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
@@ -122,7 +125,8 @@ def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:
     """Return what `decode_rows` returns for the slices of `encode_rows`, at a fraction of the cost."""
     if not rows:
         return _PLAIN_SCHEMAS[table].empty_table()
-    batch = _record_batch(rows, _PLAIN_SCHEMAS[table])
+    schema = _PLAIN_SCHEMAS[table]
+    batch = _record_batch(rows, schema)
     if sum(map(_longest, batch.columns)) > _CERTAINLY_NOT_CUT_BYTES:
         return decode_rows(table, encode_rows(table, rows))
     return pa.Table.from_batches([batch])
@@ -159,10 +163,32 @@ class WaitingRows:
 
 
 def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBatch:
+    if isinstance(rows, OperationRows):
+        if rows.ranges:
+            return _batch_of_blocks(rows, schema)
+        rows = rows.heads
     columns = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(
         [_array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema
     )
+
+
+def _batch_of_blocks(rows: OperationRows, schema: pa.Schema) -> pa.RecordBatch:
+    """Return what `_record_batch` returns: the columns of the heads, each value as often as its block has rows."""
+    lengths = np.array(rows.lengths())
+    block_of_row = np.repeat(np.arange(len(lengths)), lengths)
+    number_in_block = np.arange(len(block_of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    own = dict(zip(("entry", "first_offset", "last_offset"), zip(*rows.entry_ranges(), strict=True), strict=True))
+    columns = []
+    for head_values, field in zip(zip(*rows.heads, strict=True), schema, strict=True):
+        if field.name in own:
+            columns.append(_array(own[field.name], field.type))
+        elif field.name == "ordinal":
+            ordinals = np.array(head_values)[block_of_row] + number_in_block
+            columns.append(pa.array(ordinals, field.type))
+        else:
+            columns.append(_array(head_values, field.type).take(pa.array(block_of_row)))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _longest(column: pa.Array) -> int:

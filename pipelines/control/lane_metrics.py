@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric as Family
 
-    from broker_state.audit import DeliveryRow, OperationRow
+    from broker_state.audit import DeliveryRow
+    from broker_state.operation_rows import OperationRows
 
 __all__ = ["REST", "GroupFigures", "GroupName", "LaneFigures", "LaneMetrics"]
 
@@ -125,17 +126,19 @@ class LaneMetrics(Collector):
                 if row.attempt > 1:
                     self._redelivered[label] += count
 
-    def count_operations(self, rows: Sequence[OperationRow], published_ms: float) -> None:
+    def count_operations(self, rows: OperationRows, published_ms: float) -> None:
         """Count refused runs, and how long operations took until `published_ms`, in ms since 1970."""
-        refused = [row for row in rows if row.code not in _NOT_REFUSED]
-        answered_ms = [row.now_ms for row in rows if not row.ordinal and row.op_id is not None]
+        refused = [
+            (row, count) for row, count in zip(rows.heads, rows.lengths(), strict=True) if row.code not in _NOT_REFUSED
+        ]
+        answered_ms = [row.now_ms for row in rows.heads if not row.ordinal and row.op_id is not None]
         seconds = np.maximum(published_ms - np.array(answered_ms, np.float64), 0) / 1000
         buckets = np.bincount(np.searchsorted(ANSWER_SECONDS, seconds), minlength=len(ANSWER_SECONDS) + 1)
         with self._lock:
             self._answers += buckets
             self._answer_seconds += float(seconds.sum())
-            for row in refused:
-                self._refused[*self._label((row.topic, row.group or "")), str(row.reason)] += 1
+            for row, count in refused:
+                self._refused[*self._label((row.topic, row.group or "")), str(row.reason)] += count
 
     def _label(self, name: GroupName) -> GroupName:
         return name if name in self._shown else REST

@@ -192,7 +192,7 @@ class LaneWatch:
             self._rows_counted += _size(rows)
 
     def _note_changes(self, rows: AuditRows) -> None:
-        operations = [row for row in rows.operations if row.kind in _CHANGING_LANES]
+        operations = [row for row in rows.operations.heads if row.kind in _CHANGING_LANES]
         for named in (rows.deliveries, rows.commit_positions, operations):
             self._changed_lanes.update(map(_lane_of, named))
         for row in [row for row in rows.commit_positions if row.group is None]:

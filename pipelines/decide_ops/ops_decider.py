@@ -73,7 +73,12 @@ class Decided:
     def refused(self) -> Counter[str]:
         """Runs with an error code, by reason. A pop that found no message has a code, but was not refused."""
         expected = {0, CODE_OF_REASON[Reason.NO_MESSAGE]}
-        return Counter(str(row.reason) for row in self.decision.operations if row.code not in expected)
+        refused: Counter[str] = Counter()
+        rows = self.decision.operations
+        for head, length in zip(rows.heads, rows.lengths(), strict=True):
+            if head.code not in expected:
+                refused[str(head.reason)] += length
+        return refused
 
     @property
     def rows(self) -> int:

@@ -60,7 +60,7 @@ class _Cursor(Generic[_Row]):
     """Takes the rows of one record after the other from those of a micro-batch."""
 
     def __init__(self, rows: Sequence[_Row]) -> None:
-        self._rows = rows
+        self._rows = list(rows)
         self._at = 0
 
     def of(self, kafka_offset: int) -> Sequence[_Row]:

@@ -181,7 +181,7 @@ def _table_bytes(entries: list[Entry], folder: Path) -> int:
             Cost(
                 decode_calls=2.5,
                 prefetch_calls=5.5,
-                decide_calls=4_700,
+                decide_calls=4_000,
                 entries_calls=34,
                 puts=23.7,
                 stored_bytes=42_600,

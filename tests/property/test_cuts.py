@@ -197,7 +197,7 @@ class Queue:
         self._folding = Folding(self.kv, partitions=1)
         self._number = 0
         self.now_ms = MS
-        self.operation_rows: list[OperationRow] = []
+        self.operation_rows: Sequence[OperationRow] = []
         """Those of the last operation."""
         self.send("declare", topic_id="i" * 255)
 

@@ -6,13 +6,14 @@ from broker_state.audit import (
     CommitPositionRow,
     DeliveryRow,
     DeliveryStep,
+    EntryRange,
     OperationOutcome,
     OperationRow,
-    OperationRun,
     OrderInfoRow,
     Origin,
 )
 from broker_state.kernel.context.lane_state import LaneState
+from broker_state.operation_rows import OperationRows
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.state_records import LaneRecord, QueueRecord
 from popstream.wire.limits import OFFSET_MAX
@@ -32,7 +33,7 @@ class AuditRows:
     __slots__ = ("commit_positions", "deliveries", "operations", "order_info")
 
     def __init__(self) -> None:
-        self.operations: list[OperationRow] = []
+        self.operations = OperationRows()
         self.deliveries: list[DeliveryRow] = []
         self.commit_positions: list[CommitPositionRow] = []
         self.order_info: list[OrderInfoRow] = []
@@ -135,70 +136,64 @@ class AuditTrail:
             reason, code_of(reason) if code is None else code, applied, handle_after, None, deadline_after_ms, attempt
         )
         last = None if end is None else end - 1
-        run = (entry, first, last, handle_before, detail, outcome)
-        self.operation_runs(group, (run,), repeated=repeated, origin=origin)
+        self.operation_ranges(
+            group,
+            [(entry, first, last)],
+            outcome,
+            handle_before=handle_before,
+            detail=detail,
+            repeated=repeated,
+            origin=origin,
+        )
 
-    def operation_runs(
+    def operation_ranges(
         self,
         group: str | None,
-        runs: Sequence[OperationRun],
+        ranges: Sequence[EntryRange],
+        outcome: OperationOutcome,
         *,
+        handle_before: str | None = None,
+        detail: str | None = None,
         repeated: bool = False,
         origin: Origin | None = None,
     ) -> None:
-        """Add a row of `operations` for each run of offsets of an answer."""
+        """Add a row of `operations` for each of `ranges`, at least one, with one outcome."""
         if origin is None:
             kind, op_id, client_id, admin_key = self.kind, self.op_id, self.client_id, self.admin_key
         else:
             kind, op_id, client_id, admin_key = origin.kind, origin.op_id, origin.client_id, None
-        partition, kafka_offset, now_ms = self.partition, self.kafka_offset, self.now_ms
-        topic, queue_id = self.topic, self.queue_id
-        append, ordinal = self.rows.operations.append, self._operations
-        known: OperationOutcome | None = None
-        for entry, first, last, handle_before, detail, outcome in runs:
-            if outcome is not known:  # thousands of runs may share one
-                known = outcome
-                reason, code, applied, handle_after = (
-                    outcome.reason,
-                    outcome.code,
-                    outcome.applied,
-                    outcome.handle_after,
-                )
-                deadline_before_ms, deadline_after_ms = outcome.deadline_before_ms, outcome.deadline_after_ms
-                attempt = outcome.attempt
-            append(
-                _new(
-                    OperationRow,
-                    (
-                        partition,
-                        kafka_offset,
-                        ordinal,
-                        now_ms,
-                        kind,
-                        topic,
-                        queue_id,
-                        group,
-                        op_id,
-                        client_id,
-                        entry,
-                        first,
-                        last,
-                        handle_before,
-                        handle_after,
-                        code,
-                        reason,
-                        applied,
-                        repeated,
-                        deadline_before_ms,
-                        deadline_after_ms,
-                        attempt,
-                        detail,
-                        admin_key,
-                    ),
-                )
-            )
-            ordinal += 1
-        self._operations = ordinal
+        entry, first, last = ranges[0]
+        head = _new(
+            OperationRow,
+            (
+                self.partition,
+                self.kafka_offset,
+                self._operations,
+                self.now_ms,
+                kind,
+                self.topic,
+                self.queue_id,
+                group,
+                op_id,
+                client_id,
+                entry,
+                first,
+                last,
+                handle_before,
+                outcome.handle_after,
+                outcome.code,
+                outcome.reason,
+                outcome.applied,
+                repeated,
+                outcome.deadline_before_ms,
+                outcome.deadline_after_ms,
+                outcome.attempt,
+                detail,
+                admin_key,
+            ),
+        )
+        self.rows.operations.append(head, ranges)
+        self._operations += len(ranges)
 
     def step(
         self,

@@ -1,4 +1,4 @@
-"""A claim is an offset range that an entry names; pieces are its parts with one outcome each."""
+"""A claim is an offset range that entries name; pieces are its parts with one outcome each."""
 
 import msgspec
 
@@ -22,12 +22,16 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 NO_HEADER = Header()
 
 
-class Claim(msgspec.Struct, frozen=True, gc=False):
-    """Offsets first..end-1 of entry number `index`; `text` is that of `handle`."""
+class Claim(msgspec.Struct, gc=False):
+    """Offsets first..end-1, which an entry names, or several that ask the same of neighbours with one handle.
+
+    `ranges` has (number of the entry, first offset, last offset) of each, in order and without gaps; `text` is that of
+    `handle`.
+    """
 
     first: int
     end: int
-    index: int
+    ranges: list[tuple[int, int, int]]
     entry: Entry
     handle: Handle
     text: str

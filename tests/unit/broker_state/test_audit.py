@@ -8,6 +8,7 @@ from broker_state.audit import (
     CommitPositionRow,
     DeliveryRow,
     DeliveryStep,
+    EntryRange,
     OperationOutcome,
     OperationRow,
     OrderInfoRow,
@@ -107,7 +108,8 @@ def test_columns_of_an_operation() -> None:
     )
     audit.operation(Reason.OK)
 
-    audit.operation_runs("group", [(405, 406, 407, "handle_before", "detail", outcome)] * 2, repeated=True)
+    ranges: list[EntryRange] = [(405, 406, 407), (408, 409, 410)]
+    audit.operation_ranges("group", ranges, outcome, handle_before="handle_before", detail="detail", repeated=True)
 
     first, second = (row._asdict() for row in rows.operations[1:])
     assert first == {
@@ -129,7 +131,7 @@ def test_columns_of_an_operation() -> None:
         "attempt": 404,
         "detail": "detail",
     }
-    assert second == {**first, "ordinal": 2}
+    assert second == {**first, "ordinal": 2, "entry": 408, "first_offset": 409, "last_offset": 410}
 
 
 def test_columns_of_an_operation_of_one_row() -> None:

@@ -270,7 +270,7 @@ def test_a_dispatch_skips_as_much_as_a_record_may(monkeypatch: pytest.MonkeyPatc
 
 def test_messages_far_from_each_other_count_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ack_change_reject, "_RUNS_MET_MAX", 3 * (1 + 16))
-    monkeypatch.setattr(ack_change_reject, "_CLAIMS_MAX", 1)
+    monkeypatch.setattr(ack_change_reject, "_RANGES_MAX", 1)
     lab = LaneLab(640)
     popped = lab.pop(640)
     reasons = [reason for _, _, reason in lab.ack(popped.handle, *[(at, at) for at in range(0, 640, 128)])]

@@ -252,7 +252,7 @@ def test_the_lanes_of_a_topic_that_was_deleted_are_closed_in_steps() -> None:
 
 def test_entries_in_pages_with_too_many_deliveries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ack_change_reject, "_RUNS_MET_MAX", 100)
-    monkeypatch.setattr(ack_change_reject, "_CLAIMS_MAX", 1)
+    monkeypatch.setattr(ack_change_reject, "_RANGES_MAX", 1)
     lab = LaneLab(640)
     handles = [lab.pop(1).handle for _ in range(640)]
     runs = lab.ack(handles[0], (0, 0), (64, 64), (128, 128), (192, 192))

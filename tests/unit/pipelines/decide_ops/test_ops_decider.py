@@ -16,5 +16,6 @@ def row_of(reason: Reason) -> Any:
 def test_refused_runs_are_counted_by_reason_and_a_pop_without_a_message_is_none() -> None:
     decided = Decided()
     reasons = [Reason.OK, Reason.NO_MESSAGE, Reason.NO_PERMISSION, Reason.QUOTA_EXCEEDED, Reason.NO_PERMISSION]
-    decided.decision.operations += map(row_of, reasons)
+    for reason in reasons:
+        decided.decision.operations.append(row_of(reason), [(None, None, None)])
     assert decided.refused == {"NO_PERMISSION": 2, "QUOTA_EXCEEDED": 1}
