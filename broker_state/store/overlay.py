@@ -169,16 +169,16 @@ class Overlay:
 
     def changes(self) -> Iterator[Change]:
         """Yield every changed key once, encoded."""
-        is_dropped = _membership(self._dropped)
+        is_dropped = _membership(self._dropped) if self._dropped else None
         for key in self._dirty:
-            if is_dropped(key):
+            if is_dropped is not None and is_dropped(key):
                 continue
             value = self._values[key]
             stored = None if value is None else value.encode()
             self._count(key, stored)
             yield STATE, key, stored
         for key in self._dirty_bits:
-            if is_dropped(key):
+            if is_dropped is not None and is_dropped(key):
                 continue
             bits = self._bits[key]
             stored = encode_segment(bits) if bits else None

@@ -204,12 +204,15 @@ class LaneRecord(_Stored):
 
     def encode(self) -> bytes:
         """Return the format byte and MessagePack of the fields; the last three are left out while they say nothing."""
-        if self.declared is not None:
-            return super().encode()
-        fields = msgspec.structs.astuple(self)
-        if self.paused_until_ms:
-            return FORMAT_1 + _encode(fields[:-1])
-        return FORMAT_1 + _encode(fields[:-2] if self.era_no else fields[:-3])
+        left_out = 0 if self.declared is not None else 1 if self.paused_until_ms else 2 if self.era_no else 3
+        data = _encode(self)
+        return _LANE_HEADS[left_out] + data[3 : len(data) - left_out]  # each is one byte: 0, or nil
+
+
+_LANE_HEADS = tuple(
+    FORMAT_1 + b"\xdc" + (len(LaneRecord.__struct_fields__) - left_out).to_bytes(2, "big") for left_out in range(4)
+)
+"""By the number of fields that are left out of a `LaneRecord`: how its value begins, up to its first field."""
 
 
 class LaneQuota(msgspec.Struct, array_like=True, frozen=True):

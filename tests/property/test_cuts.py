@@ -65,7 +65,7 @@ def fold_in_memory(seed: int, how: str) -> tuple[Bytes, Folded]:
     """The whole log of a seed over a store in memory: what is in its families, and what came out."""
     records = records_of(seed, RECORDS)
     kv = MemoryKv()
-    folded = Folding(kv, cache_bytes=0 if how == "no cache" else CACHE_BYTES).decide_all(
+    folded = Folding(kv, cache_bytes={"no cache": 0, "small cache": 5_000}.get(how, CACHE_BYTES)).decide_all(
         records, cuts_of(records, seed, how)
     )
     return {family: dict(kv.families.get(family, {})) for family in KERNEL_FAMILIES}, folded
@@ -77,7 +77,7 @@ def cuts_of(records: Sequence[Record], seed: int, how: str) -> Sequence[int]:
             return []
         case "each alone":
             return range(1, len(records))
-        case "no cache":
+        case "no cache" | "small cache":
             return range(3, len(records), 3)
         case _:
             return random_cuts(records, seed)
@@ -133,7 +133,7 @@ def test_where_a_record_has_done_enough_does_not_depend_on_what_is_cached(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("how", ["each alone", "random cuts", "no cache"])
+@pytest.mark.parametrize("how", ["each alone", "random cuts", "no cache", "small cache"])
 def test_any_cut_gives_the_same_bytes(seed: int, how: str) -> None:
     families, folded = fold_in_memory(seed, how)
     assert_same(seed, families, folded)
