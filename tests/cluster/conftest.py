@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,8 @@ from connectors.local_servers.process_tree import kill_tree
 from connectors.spark_cluster.packed_environment import pack, this_python
 from connectors.spark_cluster.spark_home import packaged_spark_home
 from connectors.spark_cluster.standalone import StandaloneCluster
-from connectors.spark_cluster.storage import checkpoint_conf
 from connectors.spark_cluster.submission import Submission, require_submittable, submit_command
-from pipelines.cluster.session import cluster_session
+from tests.cluster.local_spark import local_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,15 +30,6 @@ SUBMIT_LIMIT_S = 900
 CRASH_LINES = 60
 """Of the report of a JVM that has crashed: the signal, the frame, and the stack of the thread."""
 ON_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
-LOCAL = {
-    **checkpoint_conf("file:/"),
-    "spark.master": "local[2,8]",
-    "spark.ui.enabled": "false",
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Duser.timezone=UTC",
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -149,13 +138,8 @@ def submitter(cluster: StandaloneCluster, unpacked_environment: str) -> Submitte
 @pytest.fixture(scope="session")
 def cluster_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session; never stop it. If its JVM has crashed, which fails what comes after, the report says where."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     crash = tmp_path_factory.mktemp("jvm") / "crash.log"
-    options = f"{LOCAL['spark.driver.extraJavaOptions']} -XX:ErrorFile={crash}"
-    jars = os.pathsep.join(str(jar) for jar in spark_jars(ROOT / "var"))
-    own = {"spark.driver.extraClassPath": jars, "spark.driver.extraJavaOptions": options}
-    session = cluster_session("popstream-cluster-tests", 2, {**LOCAL, **own})
+    session = local_session("popstream-cluster-tests", crash)
     yield session
     assert not crash.exists(), "\n".join(crash.read_text(errors="replace").splitlines()[:CRASH_LINES])
     session.stop()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from pipelines.cluster.decide.decide_query import Beginning
     from tests.model.reference_model import Record
@@ -44,6 +45,7 @@ __all__ = [
     "decide",
     "decided_entries",
     "left_by",
+    "start_deciding",
     "stored_families",
     "stored_quarantine",
     "with_signed_handles",
@@ -124,23 +126,41 @@ def decide(
     signer: Signer | None = None,
 ) -> None:
     """Decide all that is in the log, with a memory of its own for each run."""
-    settings = ShardSettings(run_id, PARTITIONS, RESULTS_PARTITIONS, signer, seed, 1 << 20)
-    query = start_decide_query(
-        spark,
-        log.connection,
-        settings,
-        prefix=log.prefix,
-        audit_partitions=1,
-        state_epoch="epoch",
-        records_per_micro_batch_max=max(1, len(log.records) // 6),
-        tasks=2,
-        checkpoint=checkpoint,
-        beginning=beginning,
+    at_once = max(1, len(log.records) // 6)
+    query = start_deciding(
+        spark, log.connection, log.prefix, run_id, checkpoint, at_once, seed=seed, beginning=beginning, signer=signer
     )
     try:
         query.processAllAvailable()
     finally:
         query.stop()
+
+
+def start_deciding(
+    spark: SparkSession,
+    connection: KafkaConnection,
+    prefix: str,
+    run_id: str,
+    checkpoint: str,
+    records_per_micro_batch_max: int,
+    *,
+    seed: int = SEED,
+    beginning: Beginning | None = None,
+    signer: Signer | None = None,
+) -> StreamingQuery:
+    """Start the query that decides the log of a prefix."""
+    return start_decide_query(
+        spark,
+        connection,
+        ShardSettings(run_id, PARTITIONS, RESULTS_PARTITIONS, signer, seed, 1 << 20),
+        prefix=prefix,
+        audit_partitions=1,
+        state_epoch="epoch",
+        records_per_micro_batch_max=records_per_micro_batch_max,
+        tasks=2,
+        checkpoint=checkpoint,
+        beginning=beginning,
+    )
 
 
 def stored_quarantine(spark: SparkSession, checkpoint: str) -> dict[int, dict[int, str]]:
