@@ -168,7 +168,7 @@ class _Demo:
                     self._view.say("running the quality suites")
                     with self._phase("quality"):
                         quality = _checked(site.delta)
-                    self._measure_memory(site)
+                    self._measured.memory_mib.with_suites = site.peak_memory().python
                 with self._phase("stop"):
                     stack.close()
         self._measured.seconds = time.monotonic() - self._started_s
@@ -210,7 +210,8 @@ class _Demo:
                 self._run_workers(site, workers)
                 self._view.say("every message is done; the consumers stop, and their operations go to Delta")
                 workers.stop()
-            self._measured.memory_mib.workers = sum(worker.peak_mib for worker in workers.started)
+            workers_mib = sum(worker.peak_mib for worker in workers.started)
+            self._measured.memory_mib = msgspec.structs.replace(site.peak_memory(), workers=workers_mib)
         with self._phase("settle"):
             self._measured.ops = count_records(connection, site.topics.ops)
             letter_count = self._settle(site)
@@ -307,10 +308,6 @@ class _Demo:
 
     def _progress(self, site: JobSite) -> Progress:
         return site.progress(self._topic, self._expected.queues * len(self._expected.groups))
-
-    def _measure_memory(self, site: JobSite) -> None:
-        workers_mib = self._measured.memory_mib.workers
-        self._measured.memory_mib = msgspec.structs.replace(site.peak_memory(), workers=workers_mib)
 
 
 def _empty(folder: Path) -> None:

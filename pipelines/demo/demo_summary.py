@@ -28,12 +28,21 @@ class Phases(msgspec.Struct):
 
 
 class PeakMemory(msgspec.Struct):
-    """Resident MiB at its peak: of this process, of Spark's JVM, of the embedded Kafka, of all workers together."""
+    """Resident MiB at its peak, until every message is done: of the job's processes, and of all workers together.
+
+    Attributes:
+        python: Of this process, in which the job runs, or the driver.
+        jvm: Of Spark's JVM.
+        kafka: Of the embedded Kafka.
+        workers: Of all workers together.
+        with_suites: Of this process, with what judges the run: the histories, and the quality suites.
+    """
 
     python: int = 0
     jvm: int = 0
     kafka: int = 0
     workers: int = 0
+    with_suites: int = 0
 
 
 class Measurements(msgspec.Struct, kw_only=True):
@@ -73,6 +82,7 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_text(self) -> str:
         """Return the text that is printed."""
+        memory = self.memory_mib
         numbers = {
             "messages": f"{self.messages} in {self.queues} queues, for {self.groups} groups",
             "acked": self.acked,
@@ -85,6 +95,7 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
             "operations": f"{self.ops}, {self.ops_per_s:.0f}/s",
             "expectations failed": self.expectations_failed,
             "seconds": f"{self.seconds:.1f}, {self.cpu_seconds:.0f} of CPU",
+            "memory": f"{memory.python} MiB of Python and {memory.jvm} of the JVM, before the suites",
         }
         width = max(map(len, numbers))
         lines = [f"  {name:<{width}}  {value}" for name, value in numbers.items()]

@@ -92,7 +92,8 @@ def test_the_demo_in_small_holds_every_check(
     assert (summary["rejected"], summary["expectations_failed"]) == (rejected, 0)
     assert summary["refused"] >= refused
     assert summary["memory_mib"]["jvm"] < 1536
-    assert summary["memory_mib"]["python"] < 600
+    assert summary["memory_mib"]["python"] < 400
+    assert summary["memory_mib"]["with_suites"] < 700
     assert left_over(here) == []
 
 
