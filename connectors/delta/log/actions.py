@@ -8,6 +8,7 @@ which has a checksum for each page. The names of its columns are in the footer, 
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 import zlib
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from connectors.delta.log.commit_checksum import checksum_problem, known_empty
 from connectors.delta.verified_parquet import verified_parquet
@@ -174,8 +176,20 @@ def _rows(data: bytes, wanted: Sequence[str]) -> list[Action]:
 
 
 def _actions(file: pq.ParquetFile, wanted: Sequence[str]) -> list[Action]:
-    rows = file.read(columns=list(wanted)).to_pylist(maps_as_pydicts="strict")
-    return [msgspec.convert(row, Action) for row in rows]
+    """Return the actions in their order. A row as a whole takes ten times as long as the few cells that are read."""
+    cells = {kind: [field.encode_name for field in msgspec.structs.fields(_KINDS[kind])] for kind in wanted}
+    table = file.read(columns=[f"{kind}.{name}" for kind, names in cells.items() for name in names])
+    found: list[tuple[int, Action]] = []
+    for kind, names in cells.items():
+        column = table[kind].combine_chunks()
+        rows = column.drop_null()
+        present = [name for name in names if rows.type.get_field_index(name) >= 0]
+        columns = [rows.field(name).to_pylist(maps_as_pydicts="strict") for name in present]
+        each = [{kind: dict(zip(present, row, strict=True))} for row in zip(*columns, strict=True)]
+        places = pc.indices_nonzero(column.is_valid()).to_pylist()
+        found += zip(places, msgspec.convert(each, list[Action]), strict=True)
+    found.sort(key=operator.itemgetter(0))
+    return [action for _, action in found]
 
 
 def _require_column(file: pq.ParquetFile, name: str) -> None:
