@@ -66,6 +66,10 @@ class OperationRows(Sequence[OperationRow]):
         if part.heads:
             yield part
 
+    def blocks(self) -> "Iterator[tuple[OperationRow, int]]":
+        """Yield the first row of each block, and how many rows it has."""
+        return zip(self.heads, self.lengths(), strict=True)
+
     def lengths(self) -> list[int]:
         """Return how many rows each block has."""
         lengths = [1] * len(self.heads)
@@ -88,9 +92,8 @@ class OperationRows(Sequence[OperationRow]):
         if not self.ranges:
             yield from self.heads
             return
-        for head, length, place in zip(self.heads, self.lengths(), range(len(self.heads)), strict=True):
-            yield head
-            for number in range(1, length):
+        for place, length in enumerate(self.lengths()):
+            for number in range(length):
                 yield self._row(place, number)
 
     @overload
@@ -118,8 +121,10 @@ class OperationRows(Sequence[OperationRow]):
 
     def _row(self, place: int, number: int) -> OperationRow:
         """Return row `number` of a block."""
-        columns: list[object] = [*self.heads[place]]
-        if number:
-            columns[_ORDINAL] = self.heads[place].ordinal + number
-            columns[_ENTRY : _ENTRY + 3] = self.ranges[place][number]
+        head = self.heads[place]
+        if not number:
+            return head
+        columns: list[object] = [*head]
+        columns[_ORDINAL] = head.ordinal + number
+        columns[_ENTRY : _ENTRY + 3] = self.ranges[place][number]
         return OperationRow._make(columns)

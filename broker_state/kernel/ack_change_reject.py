@@ -97,6 +97,10 @@ class _Subject:
         self.text = text
         self.named = named
 
+    def claim(self, index: int, entry: Entry, first: int, last: int) -> Claim:
+        """Return the claim of a range of an entry that has the handle."""
+        return Claim(first, last + 1, [(index, first, last)], entry, self.handle, self.text)
+
 
 class _Request:
     """One record with entries, while it is decided.
@@ -160,7 +164,7 @@ class _Request:
             self.decide_claims()
             self._refuse_ranges(index, entry, subject)
             return
-        lane, handle, text, named = subject.lane, subject.handle, subject.text, subject.named
+        lane, handle, named = subject.lane, subject.handle, subject.named
         can_join = self.is_ack and not lane.record.orderly
         for first, last in entry.offsets:
             is_within = self.min_offset <= first and last < self.commit_position
@@ -173,12 +177,12 @@ class _Request:
                 self.decide_claims()
             if self.offsets_left < 0 or self._is_full():
                 self.decide_claims()
-                refused = Claim(first, last + 1, [(index, first, last)], entry, handle, text)
+                refused = subject.claim(index, entry, first, last)
                 self._report(lane, [refused], [Piece(first, last + 1, Reason.INVALID_PARAMETER)])
                 continue
             if not is_within or count >= _CLAIMED_OFFSETS_MAX or not named.add_beyond(first, last + 1):
                 self.decide_claims()
-                self._decide_cut(lane, named, Claim(first, last + 1, [(index, first, last)], entry, handle, text))
+                self._decide_cut(lane, named, subject.claim(index, entry, first, last))
                 continue
             if self.claims and (lane is not self.lane or self.claimed_ranges == _RANGES_MAX):
                 self.decide_claims()
@@ -194,7 +198,7 @@ class _Request:
                 last_claim.ranges.append((index, first, last))
             else:
                 self.lane = lane
-                self.claims.append(Claim(first, last + 1, [(index, first, last)], entry, handle, text))
+                self.claims.append(subject.claim(index, entry, first, last))
 
     def _is_full(self) -> bool:
         return len(self.runs) + self.op.audit.delivery_rows >= _ROWS_MAX or self.op.runs_met >= _RUNS_MET_MAX

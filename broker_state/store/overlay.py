@@ -5,7 +5,7 @@ often it changed: RocksDB applies a WriteBatch in order, so a late delete of a k
 (RocketMQ #10276).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix
@@ -169,17 +169,12 @@ class Overlay:
 
     def changes(self) -> Iterator[Change]:
         """Yield every changed key once, encoded."""
-        is_dropped = _membership(self._dropped) if self._dropped else None
-        for key in self._dirty:
-            if is_dropped is not None and is_dropped(key):
-                continue
+        for key in self._not_dropped(self._dirty):
             value = self._values[key]
             stored = None if value is None else value.encode()
             self._count(key, stored)
             yield STATE, key, stored
-        for key in self._dirty_bits:
-            if is_dropped is not None and is_dropped(key):
-                continue
+        for key in self._not_dropped(self._dirty_bits):
             bits = self._bits[key]
             stored = encode_segment(bits) if bits else None
             self._count(key, stored)
@@ -187,6 +182,12 @@ class Overlay:
         for key, answer in self._ops.items():
             yield OPS, key, answer
         yield from self._deadline_changes()
+
+    def _not_dropped(self, keys: set[bytes]) -> Iterable[bytes]:
+        if not self._dropped:
+            return keys
+        is_dropped = _membership(self._dropped)
+        return [key for key in keys if not is_dropped(key)]
 
     def _deadline_changes(self) -> Iterator[Change]:
         index: dict[bytes, bytes | None] = dict.fromkeys(self._spent)

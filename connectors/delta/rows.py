@@ -125,8 +125,7 @@ def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:
     """Return what `decode_rows` returns for the slices of `encode_rows`, at a fraction of the cost."""
     if not rows:
         return _PLAIN_SCHEMAS[table].empty_table()
-    schema = _PLAIN_SCHEMAS[table]
-    batch = _record_batch(rows, schema)
+    batch = _record_batch(rows, _PLAIN_SCHEMAS[table])
     if sum(map(_longest, batch.columns)) > _CERTAINLY_NOT_CUT_BYTES:
         return decode_rows(table, encode_rows(table, rows))
     return pa.Table.from_batches([batch])

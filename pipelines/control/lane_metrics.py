@@ -128,9 +128,7 @@ class LaneMetrics(Collector):
 
     def count_operations(self, rows: OperationRows, published_ms: float) -> None:
         """Count refused runs, and how long operations took until `published_ms`, in ms since 1970."""
-        refused = [
-            (row, count) for row, count in zip(rows.heads, rows.lengths(), strict=True) if row.code not in _NOT_REFUSED
-        ]
+        refused = [(row, count) for row, count in rows.blocks() if row.code not in _NOT_REFUSED]
         answered_ms = [row.now_ms for row in rows.heads if not row.ordinal and row.op_id is not None]
         seconds = np.maximum(published_ms - np.array(answered_ms, np.float64), 0) / 1000
         buckets = np.bincount(np.searchsorted(ANSWER_SECONDS, seconds), minlength=len(ANSWER_SECONDS) + 1)

@@ -74,10 +74,9 @@ class Decided:
         """Runs with an error code, by reason. A pop that found no message has a code, but was not refused."""
         expected = {0, CODE_OF_REASON[Reason.NO_MESSAGE]}
         refused: Counter[str] = Counter()
-        rows = self.decision.operations
-        for head, length in zip(rows.heads, rows.lengths(), strict=True):
-            if head.code not in expected:
-                refused[str(head.reason)] += length
+        for row, count in self.decision.operations.blocks():
+            if row.code not in expected:
+                refused[str(row.reason)] += count
         return refused
 
     @property

@@ -49,6 +49,8 @@ def test_of_two_queries_on_a_checkpoint_one_fails_and_the_log_is_decided_once(
     cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
     log = Log(KafkaConnection(kafka.bootstrap_servers), topic_prefix, records_of(7, 600))
+    kv = MemoryKv()
+    wanted = left_by(decided_entries(kv, log.records))["answers"]
     checkpoint = str(tmp_path / "checkpoint")
     third = len(log.records) // 3
     log.write(log.records[:third])
@@ -71,7 +73,6 @@ def test_of_two_queries_on_a_checkpoint_one_fails_and_the_log_is_decided_once(
             failed = second.stdout.read() if first.exception() is None else str(first.exception())
             assert any(conflict in failed for conflict in CONFLICTS), failed
             log.write(log.records[2 * third :])
-            wanted = left_by(decided_entries(MemoryKv(), log.records))["answers"]
             while answers_in(log) != wanted:  # the other one goes on
                 assert time.monotonic() < deadline_s, "neither decides"
                 time.sleep(0.5)
@@ -82,8 +83,6 @@ def test_of_two_queries_on_a_checkpoint_one_fails_and_the_log_is_decided_once(
     last.processAllAvailable()
     last.stop()
     assert answers_in(log) == wanted, "each is sent once"
-    kv = MemoryKv()
-    decided_entries(kv, log.records)
     families = stored_families(cluster_spark, checkpoint)
     for name in KERNEL_FAMILIES:
         assert families[name] == kv.families.get(name, {}), name
