@@ -7,7 +7,7 @@ explains each column.
 """
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -37,19 +37,19 @@ __all__ = [
     "shortened",
 ]
 
-TEXT_CHARACTERS_MAX = 512
+TEXT_CHARACTERS_MAX: Final = 512
 """Rows and answers keep at most this many characters of a text without a limit, as in a refused operation."""
 
-REJECTED_HEAD_BYTES = 4096
+REJECTED_HEAD_BYTES: Final = 4096
 """A row of `rejected` keeps at most this many bytes of the head of the value."""
 
-LANE_RESETTING_KINDS = ("reset_offset",)
+LANE_RESETTING_KINDS: Final = ("reset_offset",)
 """Operations that move a lane to another offset. The lane remains, with its totals."""
 
-LANE_DELETING_KINDS = ("forget_lane", "declare")
+LANE_DELETING_KINDS: Final = ("forget_lane", "declare")
 """Operations that delete a lane, or a queue with its lanes: positions start anew."""
 
-ERA_ENDING_KINDS = (*LANE_RESETTING_KINDS, *LANE_DELETING_KINDS)
+ERA_ENDING_KINDS: Final = (*LANE_RESETTING_KINDS, *LANE_DELETING_KINDS)
 """Operations that, when applied, end every lease of a lane at once: earlier attempts and acks are discarded.
 
 One row of `deliveries` reports the end of all leases: its step is `released`, its cause the kind of the operation, and
@@ -57,7 +57,7 @@ its range may include offsets that were not leased.
 """
 
 
-HANDLER_CAUSE = "handler"
+HANDLER_CAUSE: Final = "handler"
 """Cause of a release by a client whose handler failed, alone or followed by `: ` and what it raised."""
 
 

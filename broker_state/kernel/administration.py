@@ -1,5 +1,7 @@
 """declare, policy, reset_offset, forget_lane, redrive: operations on queues and lanes as a whole."""
 
+from typing import Final
+
 from broker_state.audit import DeliveryStep, EntryRange, OperationOutcome, shortened
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
@@ -36,13 +38,13 @@ __all__ = [
     "declare",
 ]
 
-CLOSING = "the lanes of the topic that had this name are being closed"
+CLOSING: Final = "the lanes of the topic that had this name are being closed"
 """Detail of what is refused meanwhile."""
 
-_CLOSE_COST = 16
+_CLOSE_COST: Final = 16
 """What it costs to close a lane, and to answer each pop that is parked in it."""
 
-_COUNTED_OFFSETS_MAX = 1 << 24
+_COUNTED_OFFSETS_MAX: Final = 1 << 24
 """Handed out offsets that a reset looks through for messages that it skips, about 10 ms; it takes the rest for such."""
 
 

@@ -1,5 +1,7 @@
 """cancel and return_client: one pop is taken back, or everything that a client holds is released."""
 
+from typing import Final
+
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.lease_end import release, release_client
@@ -18,8 +20,8 @@ from popstream.wire.reason import Reason
 
 __all__ = ["decide_cancel", "decide_return_client"]
 
-_LEASED = DeliveryState.LEASED
-_RETURNING_MAX = 64
+_LEASED: Final = DeliveryState.LEASED
+_RETURNING_MAX: Final = 64
 """Clients of one lane whose leases may wait to be released: the value stays below 4 KiB."""
 
 

@@ -1,6 +1,6 @@
 """Step 1 of an operation: deadlines at or before `now` take effect."""
 
-from typing import NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.lane_state import LaneState
@@ -25,16 +25,19 @@ from popstream.wire.reason import Reason
 
 __all__ = ["expire_due"]
 
-DUE_COST_MAX = 16_384
+DUE_COST_MAX: Final = 16_384
 """What one record may spend on what is due: 5 for a page of 64 offsets, 1 for each run in it that shares a delivery, 6
 for a parked pop, a pause, a batch, and each member of a batch. About 75 ms; leases that were popped one by one are 64
 runs a page."""
-_PAGE_COST, _OTHER_COST = 5, 6
+_PAGE_COST: Final = 5
+_OTHER_COST: Final = 6
 
-ORPHANS_MAX = 32_768
+ORPHANS_MAX: Final = 32_768
 """Deadlines of lanes that were reset or deleted since, that one record removes. About 100 ms."""
 
-_LEASE, _PARKED, _PAUSE = range(3)
+_LEASE: Final = 0
+_PARKED: Final = 1
+_PAUSE: Final = 2
 
 
 class _DueRun(NamedTuple):

@@ -4,6 +4,8 @@ The window moves in whole minutes of the queue's clock. An entry that has left i
 bytes are deleted later, a few entries with every record, oldest first: no record deletes a whole minute at once.
 """
 
+from typing import Final
+
 import msgspec
 
 from broker_state.kernel.context.op_context import OpContext
@@ -17,14 +19,14 @@ from popstream.wire.reason import Reason
 
 __all__ = ["answer_repeated", "answered_pop", "drop_some", "find", "store", "store_parked_answer"]
 
-WINDOW_MINUTES = 10
+WINDOW_MINUTES: Final = 10
 
-_MINUTE_MS = 60_000
-_DROPPED_PER_RECORD = 2
-_DROPPED_FOR_REUSE_MAX = 1_000
-_PAGE_BYTES = 3_500
+_MINUTE_MS: Final = 60_000
+_DROPPED_PER_RECORD: Final = 2
+_DROPPED_FOR_REUSE_MAX: Final = 1_000
+_PAGE_BYTES: Final = 3_500
 
-_decode_answer = msgspec.json.Decoder(Answer).decode
+_decode_answer: Final = msgspec.json.Decoder(Answer).decode
 
 
 def find(queue: QueueState, key: bytes, now_ms: int) -> OpWindowEntry | None:

@@ -1,5 +1,7 @@
 """Parked pops: the order in which they are served, and their answers."""
 
+from typing import Final
+
 from broker_state.audit import Origin
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
@@ -22,11 +24,11 @@ __all__ = [
     "touch_waiting_lanes",
 ]
 
-_TOUCH_COST = 16
+_TOUCH_COST: Final = 16
 """What it costs to look whether a lane is poppable, and to notify its consumers."""
-_SERVE_COST = 12
+_SERVE_COST: Final = 12
 """What it costs, besides its messages, to serve a parked pop that is not the first of its lane."""
-_MESSAGES_SHIFT = 5
+_MESSAGES_SHIFT: Final = 5
 """Each `1 << _MESSAGES_SHIFT` messages of a range that a parked pop gets cost 1 more."""
 
 Granted = tuple[Delivery, int, list[LeasedRange]]

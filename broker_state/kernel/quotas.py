@@ -5,6 +5,8 @@ which the record was appended, so that a replay refuses the same operations. Eac
 changes, and what a quota refuses counts for none. docs/semantics.md, "Quotas".
 """
 
+from typing import Final
+
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
@@ -26,11 +28,11 @@ __all__ = [
     "set_queue_quota",
 ]
 
-PARKED_LOOKED_AT_MAX = 1_024
+PARKED_LOOKED_AT_MAX: Final = 1_024
 """The newest parked pops of a lane among which those of one client are counted."""
 
-_NO_LANE_QUOTA = LaneQuota()
-_NO_CLIENT = 0
+_NO_LANE_QUOTA: Final = LaneQuota()
+_NO_CLIENT: Final = 0
 
 
 def set_queue_quota(queue: QueueState, command: Policy) -> None:

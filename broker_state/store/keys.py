@@ -65,24 +65,24 @@ __all__ = [
     "topic_prefix",
 ]
 
-DEADLINE_PAGE = 0
+DEADLINE_PAGE: Final = 0
 """Kind of a deadline: the earliest of a page of deliveries; its number is the page's."""
-DEADLINE_PARKED = 1
+DEADLINE_PARKED: Final = 1
 """Kind of a deadline: of a parked pop; its number is the pop's."""
-DEADLINE_BATCH = 2
+DEADLINE_BATCH: Final = 2
 """Kind of a deadline: of the batch of an orderly lane; its number is 0."""
-DEADLINE_PAUSE = 3
+DEADLINE_PAUSE: Final = 3
 """Kind of a deadline: when a lane goes on with what was too much for one record; its number is 0."""
-DEADLINE_QUEUE = 4
+DEADLINE_QUEUE: Final = 4
 """Kind of a deadline: when the queue goes on with what was too much for one record; its lane and its number are 0."""
 
-NEVER_MS = INT64_MAX
+NEVER_MS: Final = INT64_MAX
 """Later than every deadline."""
 
-QUEUE_ID_BYTES = 4
-LANE_NO_BYTES = 4
+QUEUE_ID_BYTES: Final = 4
+LANE_NO_BYTES: Final = 4
 
-_DEADLINE = struct.Struct(">QIBQ")
+_DEADLINE: Final = struct.Struct(">QIBQ")
 _FIRST_PAGE: Final = bytes(2)
 
 

@@ -5,16 +5,17 @@ segment.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from broker_state.store.overlay import Overlay
 from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, ones_from, segment_windows
 
 __all__ = ["MAPS", "CountedMarks", "Marks"]
 
-_LOW = SEGMENT_BITS - 1
-MAPS = 1 << 56
+_LOW: Final = SEGMENT_BITS - 1
+MAPS: Final = 1 << 56
 """Added to the number of a map in its key: no segment has so high a number."""
-_BLOCK_SHIFTS = (SEGMENT_SHIFT + 12, SEGMENT_SHIFT + 6)
+_BLOCK_SHIFTS: Final = (SEGMENT_SHIFT + 12, SEGMENT_SHIFT + 6)
 """Of the blocks that are counted: 64 * 64 segments, and 64 segments."""
 
 

@@ -6,7 +6,7 @@ often it changed: RocksDB applies a WriteBatch in order, so a late delete of a k
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix
 from broker_state.store.segment import decode_segment, encode_segment
@@ -44,7 +44,7 @@ class Encodable(Protocol):
 
 Value = TypeVar("Value", bound=Encodable)
 
-CACHE_BYTES = 64 * 1024 * 1024
+CACHE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of keys and values, as stored, that are kept decoded; decoded they take four to five times as much.
 
 They count whenever they are read or written, at least 160 an operation where each is in another lane: a lane among

@@ -6,7 +6,7 @@ widest numbers stay below 4 KiB; that is why a page has 64 offsets, and a segmen
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -24,14 +24,14 @@ __all__ = [
     "windows",
 ]
 
-PAGE_SHIFT = 6
-PAGE_OFFSETS = 1 << PAGE_SHIFT
+PAGE_SHIFT: Final = 6
+PAGE_OFFSETS: Final = 1 << PAGE_SHIFT
 
-encode_ints = msgspec.msgpack.Encoder().encode
+encode_ints: Final = msgspec.msgpack.Encoder().encode
 """Encode the numbers of a page, without the format byte."""
 Page = TypeVar("Page")
 
-_decode_ints = msgspec.msgpack.Decoder(list[int]).decode
+_decode_ints: Final = msgspec.msgpack.Decoder(list[int]).decode
 
 Fact = TypeVar("Fact")
 Asker = TypeVar("Asker")

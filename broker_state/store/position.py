@@ -5,13 +5,14 @@ Neither moves back. Segments below the position are deleted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from broker_state.store.marks import Marks
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT
 
 __all__ = ["Position"]
 
-_LOW = SEGMENT_BITS - 1
+_LOW: Final = SEGMENT_BITS - 1
 
 
 class Position:

@@ -17,6 +17,7 @@ stay.
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
+from typing import Final
 
 from broker_state.store.value_format import CorruptValueError
 
@@ -32,14 +33,18 @@ __all__ = [
     "segment_windows",
 ]
 
-SEGMENT_SHIFT = 12
-SEGMENT_BITS = 1 << SEGMENT_SHIFT
-FULL = (1 << SEGMENT_BITS) - 1
+SEGMENT_SHIFT: Final = 12
+SEGMENT_BITS: Final = 1 << SEGMENT_SHIFT
+FULL: Final = (1 << SEGMENT_BITS) - 1
 
-_PENDING, _RUNS, _DENSE, _FULL, _GRID = range(5)
-_DENSE_BYTES = SEGMENT_BITS // 8
-_LISTED_MAX = 256
-_GRID_HEAD_BYTES = 3
+_PENDING: Final = 0
+_RUNS: Final = 1
+_DENSE: Final = 2
+_FULL: Final = 3
+_GRID: Final = 4
+_DENSE_BYTES: Final = SEGMENT_BITS // 8
+_LISTED_MAX: Final = 256
+_GRID_HEAD_BYTES: Final = 3
 
 
 def mask(first: int, end: int) -> int:

@@ -5,6 +5,8 @@ A value is the format byte 0x01 and MessagePack of the fields in order. Offsets 
 only `generation` does, which raises epochs after a restore.
 """
 
+from typing import Final
+
 import msgspec
 
 from broker_state.store.value_format import FORMAT_1, StoredRecord
@@ -30,7 +32,7 @@ __all__ = [
 ]
 
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Stored(StoredRecord, msgspec.Struct, array_like=True):
@@ -209,7 +211,7 @@ class LaneRecord(_Stored):
         return _LANE_HEADS[left_out] + data[3 : len(data) - left_out]  # each is one byte: 0, or nil
 
 
-_LANE_HEADS = tuple(
+_LANE_HEADS: Final = tuple(
     FORMAT_1 + b"\xdc" + (len(LaneRecord.__struct_fields__) - left_out).to_bytes(2, "big") for left_out in range(4)
 )
 """By the number of fields that are left out of a `LaneRecord`: how its value begins, up to its first field."""
@@ -245,7 +247,7 @@ class LaneUsage(_Stored):
     """Those pops by the hash of their client; 0: without a client id, or of clients beyond `QUOTA_CLIENTS_MAX`."""
 
 
-QUOTA_CLIENTS_MAX = 64
+QUOTA_CLIENTS_MAX: Final = 64
 """Clients that are counted apart within one second."""
 
 
@@ -334,7 +336,7 @@ class OpLog(_Stored):
     """(minute, op_id, pages of the answer); a parked pop has 0 pages, and another entry once it is answered."""
 
 
-OP_LOG_ENTRIES = 28
+OP_LOG_ENTRIES: Final = 28
 """Entries of a page of the log: this many op_ids of the greatest length stay below 4 KiB."""
 
 

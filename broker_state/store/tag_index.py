@@ -10,11 +10,11 @@ from broker_state.store.tree import Tree
 
 __all__ = ["TAG_CLASSES", "TagIndex"]
 
-TAG_CLASSES = 1_024
+TAG_CLASSES: Final = 1_024
 """Classes of tags, by the low bits of their hashes: a queue with many tags has at most as many trees. Two tags share
 one in a thousand cases; then a search reads pages that have only the other one."""
 _WITH_TIMES: Final = TAG_CLASSES
-_DEPTH = 5
+_DEPTH: Final = 5
 """Levels of a tree: enough for the pages of all offsets."""
 
 

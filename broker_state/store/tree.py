@@ -1,11 +1,13 @@
 """Sets of numbers in which the next member is found at once, however far away it is."""
 
+from typing import Final
+
 from broker_state.store.overlay import Overlay
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT
 
 __all__ = ["GrowingTree", "Tree"]
 
-_LOW = SEGMENT_BITS - 1
+_LOW: Final = SEGMENT_BITS - 1
 
 
 class Tree:

@@ -18,6 +18,7 @@ import hmac
 import struct
 import zlib
 from functools import lru_cache
+from typing import Final
 
 import msgspec
 
@@ -34,15 +35,15 @@ __all__ = [
     "read_handle",
 ]
 
-BROKER_NAME = "popstream"
+BROKER_NAME: Final = "popstream"
 """A constant: handles are part of answers, which depend on the log alone."""
 
-REVIVE_QUEUE_ID_ORDERLY = 999
+REVIVE_QUEUE_ID_ORDERLY: Final = 999
 """RocketMQ's KeyBuilder.POP_ORDER_REVIVE_QUEUE: marks the handle of an orderly pop."""
 
-_LAYOUT = struct.Struct(">QQIHIQII")
-_VERSION = "1"
-_SIGNATURE_BYTES = 16
+_LAYOUT: Final = struct.Struct(">QQIHIQII")
+_VERSION: Final = "1"
+_SIGNATURE_BYTES: Final = 16
 
 
 class Handle(msgspec.Struct, frozen=True, gc=False):

@@ -1,11 +1,13 @@
 """The hash by which consume queues find a message by its key or its id: `xxhash64` of Spark SQL."""
 
+from typing import Final
+
 import xxhash
 
 __all__ = ["KEY_HASH_BYTES", "key_hash"]
 
-KEY_HASH_BYTES = 8
-SEED = 42
+KEY_HASH_BYTES: Final = 8
+SEED: Final = 42
 """The seed of `xxhash64` in Spark SQL."""
 
 

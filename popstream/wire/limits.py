@@ -3,6 +3,8 @@
 docs/semantics.md, "Ranges of values", lists them for readers.
 """
 
+from typing import Final
+
 __all__ = [
     "ATTEMPTS_MAX",
     "BACK_OFF_STEPS_MAX",
@@ -35,63 +37,64 @@ __all__ = [
     "WINDOW_OFFSETS_MIN",
 ]
 
-RECORD_BYTES_MAX = 4 * 1024 * 1024
+RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
 """Value of one record of the ops topic. The topic allows more, so that the job can answer what is too large."""
-OPS_TOPIC_RECORD_BYTES_MAX = 16 * 1024 * 1024
+OPS_TOPIC_RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """`max.message.bytes` of the ops topic, and what a producer of ours may send in one request."""
 
-ENTRIES_MAX = 10_000
+ENTRIES_MAX: Final = 10_000
 """Entries of one operation; also its handles and its offset ranges."""
 
-INT64_MAX = (1 << 63) - 1
-OFFSET_MAX = INT64_MAX
+INT64_MAX: Final = (1 << 63) - 1
+OFFSET_MAX: Final = INT64_MAX
 """Greatest queue offset: Kafka's."""
-RANGE_OFFSETS_MAX = 1_000_000
+RANGE_OFFSETS_MAX: Final = 1_000_000
 """Offsets of one dispatched or skipped range."""
-UNIT_MESSAGES_MAX = (1 << 31) - 1
+UNIT_MESSAGES_MAX: Final = (1 << 31) - 1
 """Messages in one unit: `count` of a dispatched range."""
-INNER_BATCH_MESSAGES_MAX = 1_000_000
+INNER_BATCH_MESSAGES_MAX: Final = 1_000_000
 """Messages of one inner batch: header `popstream-batch-count`."""
-INNER_BATCH_KEYS_BYTES_MAX = 256 * 1024
+INNER_BATCH_KEYS_BYTES_MAX: Final = 256 * 1024
 """Hashes of the keys and message ids of one inner batch: header `popstream-batch-keys`."""
 
-INVISIBLE_TIME_MS_MAX = 12 * 60 * 60 * 1000
+INVISIBLE_TIME_MS_MAX: Final = 12 * 60 * 60 * 1000
 """12 hours, as in Amazon SQS. Also the longest step of a back-off."""
-DELAY_MS_MAX = 7 * 24 * 60 * 60 * 1000
+DELAY_MS_MAX: Final = 7 * 24 * 60 * 60 * 1000
 """How far ahead the delivery of a message may be put off."""
-POLL_TIME_MS_MAX = INVISIBLE_TIME_MS_MAX
+POLL_TIME_MS_MAX: Final = INVISIBLE_TIME_MS_MAX
 """How long a pop may wait for its first message."""
 
-POP_MESSAGES_MAX = 10_000
+POP_MESSAGES_MAX: Final = 10_000
 """Messages that one pop may lease."""
-POP_TAGS_MAX = 64
+POP_TAGS_MAX: Final = 64
 """Tags that one pop may choose by."""
-TAG_HASH_MAX = (1 << 64) - 1
+TAG_HASH_MAX: Final = (1 << 64) - 1
 """Greatest hash of a tag; the least is 1, and 0 means no tag."""
 
-OP_ID_BYTES_MAX = 128
+OP_ID_BYTES_MAX: Final = 128
 """An op_id, in UTF-8; at least 1."""
-NAME_BYTES_MAX = 255
+NAME_BYTES_MAX: Final = 255
 """Group, client_id, attempt_id, topic_id, in UTF-8; at least 1."""
-TOPIC_BYTES_MAX = 249
+TOPIC_BYTES_MAX: Final = 249
 """Name of a topic; Kafka's limit."""
-QUEUE_ID_MAX = (1 << 31) - 1
+QUEUE_ID_MAX: Final = (1 << 31) - 1
 """Greatest queue id: Kafka's greatest partition."""
 
-ATTEMPTS_MAX = 65_535
+ATTEMPTS_MAX: Final = 65_535
 """Greatest `max_attempts` of a policy or a pop; 0 means no limit."""
-BACK_OFF_STEPS_MAX = 32
+BACK_OFF_STEPS_MAX: Final = 32
 """Values in `back_off_ms` of a policy or a pop."""
-CAUSE_CHARACTERS_MAX = 512
+CAUSE_CHARACTERS_MAX: Final = 512
 """`cause` of a change."""
-PARKED_DEFAULT = 1024
+PARKED_DEFAULT: Final = 1024
 """Parked pops of a lane whose policy does not say otherwise."""
-PARKED_MAX = 8_192
+PARKED_MAX: Final = 8_192
 """Parked pops of one lane that a policy may allow."""
-QUOTA_MAX = 1_000_000
+QUOTA_MAX: Final = 1_000_000
 """Greatest quota of a policy, but for `client_parked_max`; 0 means none."""
-IN_FLIGHT_MAX = (1 << 31) - 1
+IN_FLIGHT_MAX: Final = (1 << 31) - 1
 """Greatest `in_flight_max` of a policy; 0 means no limit."""
-WINDOW_OFFSETS_DEFAULT = 4_194_304
-WINDOW_OFFSETS_MIN, WINDOW_OFFSETS_MAX = 1_000_000, 1 << 30
+WINDOW_OFFSETS_DEFAULT: Final = 4_194_304
+WINDOW_OFFSETS_MIN: Final = 1_000_000
+WINDOW_OFFSETS_MAX: Final = 1 << 30
 """Bounds and default of `window_max` of a policy: the offsets between the commit position and the last one written."""

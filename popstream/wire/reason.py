@@ -1,6 +1,7 @@
 """Reasons of decisions, and RocketMQ's response code for each."""
 
 import enum
+from typing import Final
 
 __all__ = ["CODE_OF_REASON", "Reason", "code_of"]
 
@@ -33,7 +34,7 @@ class Reason(enum.StrEnum):
     EXPIRED_LOCALLY = "EXPIRED_LOCALLY"
 
 
-CODE_OF_REASON = {
+CODE_OF_REASON: Final = {
     Reason.OK: 0,
     Reason.CANCELLED: 0,
     Reason.AHEAD_OF_WINDOW: 2,
@@ -61,7 +62,7 @@ CODE_OF_REASON = {
 """RocketMQ's response code of each reason; `code_of` has the exceptions."""
 
 
-_OK = Reason.OK
+_OK: Final = Reason.OK
 
 
 def code_of(reason: Reason, *, is_ack: bool = False, orderly: bool = False) -> int:

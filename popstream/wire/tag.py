@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from popstream.wire.headers import TAG_HEADER, header_value
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HASH_BYTES", "NO_TAG", "tag_hash", "tag_text", "tag_value"]
 
-NO_TAG = 0
+NO_TAG: Final = 0
 """Hash of a message without a tag."""
-HASH_BYTES = 8
+HASH_BYTES: Final = 8
 """Length of a hash."""
 
 

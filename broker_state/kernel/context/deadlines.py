@@ -3,13 +3,14 @@
 import heapq
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 from broker_state.store.keys import NEVER_MS, DeadlineRef
 from broker_state.store.overlay import Overlay
 
 __all__ = ["Deadlines"]
 
-_SCAN_MAX = 1_000
+_SCAN_MAX: Final = 1_000
 
 
 class Deadlines:

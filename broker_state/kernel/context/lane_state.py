@@ -1,7 +1,7 @@
 """A lane while records are decided: its record with its position, pages, clients and parked pops."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.store.facts import Delivery, DeliveryState
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LaneState"]
 
-_U32_MAX = (1 << 32) - 1
-_U64_MAX = (1 << 64) - 1
-_AVAILABLE, _LEASED = DeliveryState.AVAILABLE, DeliveryState.LEASED
-_ERA_TAGS = (
+_U32_MAX: Final = (1 << 32) - 1
+_U64_MAX: Final = (1 << 64) - 1
+_AVAILABLE: Final = DeliveryState.AVAILABLE
+_LEASED: Final = DeliveryState.LEASED
+_ERA_TAGS: Final = (
     LaneTag.ACKED,
     LaneTag.DELIVERIES,
     LaneTag.AVAILABLE,

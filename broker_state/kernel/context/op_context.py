@@ -20,23 +20,23 @@ from popstream.wire.reason import Reason, code_of
 
 __all__ = ["PAUSE_MS", "TAG_SEARCH_COST_MAX", "WORK_MAX", "OpContext", "refuse_without_queue"]
 
-TAG_SEARCH_COST_MAX = 32_768
+TAG_SEARCH_COST_MAX: Final = 32_768
 """What one record may spend on the search for tags: 1 for a page of 64 offsets, and 1 for each run of tags in it.
 
 2 million offsets without a tag or 1 million with one tag, about 100 ms. The search goes on in a later record."""
 
-WORK_MAX = 16_384
+WORK_MAX: Final = 16_384
 """What one record may spend on what lanes have to make up for: each piece of it says what it costs.
 
 About 100 ms. What is left is done by later records, while its lane pauses (`OpContext.pause`)."""
 
-PAUSE_MS = 200
+PAUSE_MS: Final = 200
 """Time after which a lane goes on with what was too much for one record, by the queue's clock: others are served
 meanwhile."""
 
-_GAP_SEGMENTS_MAX = 128
+_GAP_SEGMENTS_MAX: Final = 128
 """Segments that are looked at between two messages: those of the block in which the holes begin, and of the last."""
-_PAGE_RUNS = 16
+_PAGE_RUNS: Final = 16
 """How many runs a page counts as besides its own: to read and write it and its segment of acked offsets."""
 
 _NO_MESSAGES: Final[list[LeasedRange]] = []

@@ -10,7 +10,7 @@ linked in their order. Every value stays below 4 KiB, however many members a pop
 
 import heapq
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
@@ -23,7 +23,7 @@ from broker_state.store.state_records import OrderInfoHead
 __all__ = ["MemberPage", "MemberRun", "OrderInfo"]
 
 
-_PROBED_PAGES_MAX = 64
+_PROBED_PAGES_MAX: Final = 64
 """Pages that are asked for one by one, members or not."""
 
 MemberRun = tuple[int, int, Member]

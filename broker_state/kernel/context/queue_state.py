@@ -1,6 +1,7 @@
 """A queue while records are decided: its record with its position, its lanes and the facts about its units."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from broker_state.kernel.context.deadlines import Deadlines
 from broker_state.kernel.context.lane_state import LaneState
@@ -16,7 +17,7 @@ from popstream.wire.limits import WINDOW_OFFSETS_MAX
 
 __all__ = ["QueueState", "erase_queue", "load_queue", "new_queue"]
 
-_ERASED_TAGS = (
+_ERASED_TAGS: Final = (
     QueueTag.LANE,
     QueueTag.GROUP,
     QueueTag.WRITTEN,

@@ -1,6 +1,7 @@
 """How a pop is granted leases in a concurrent lane: available messages, fresh ones, tag filter (docs/semantics.md)."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.lane_state import LaneState
@@ -13,10 +14,10 @@ from popstream.wire.answer import LeasedRange
 
 __all__ = ["absorb_holes", "grant"]
 
-AVAILABLE_PAGES_MAX = 2_048
+AVAILABLE_PAGES_MAX: Final = 2_048
 """Pages of messages handed out before from which one pop is served, about 100 ms: it gets less than it asked for."""
 
-_AVAILABLE = DeliveryState.AVAILABLE
+_AVAILABLE: Final = DeliveryState.AVAILABLE
 
 
 class _Grant:

@@ -5,6 +5,7 @@ changed and settled once for all claims on it, however many there are.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from broker_state.audit import DeliveryStep, release_cause, shortened
 from broker_state.kernel.context.lane_state import LaneState
@@ -19,7 +20,7 @@ from popstream.wire.reason import Reason
 
 __all__ = ["ack_run", "decide_concurrently", "judge"]
 
-_LEASED = DeliveryState.LEASED
+_LEASED: Final = DeliveryState.LEASED
 
 
 def decide_concurrently(op: OpContext, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:

@@ -1,5 +1,7 @@
 """How leases end without an ack: release, back-off, attempt limit, dead letter (docs/semantics.md)."""
 
+from typing import Final
+
 from broker_state.audit import DeliveryStep, is_handler_cause
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import OpContext
@@ -9,8 +11,9 @@ from popstream.wire.command import ChangeEntry
 
 __all__ = ["ack_range", "end_lease", "is_release", "release", "release_client", "wait_of_release_ms"]
 
-_LEASED = DeliveryState.LEASED
-_PAGE_COST, _RUN_COST = 3, 3
+_LEASED: Final = DeliveryState.LEASED
+_PAGE_COST: Final = 3
+_RUN_COST: Final = 3
 """What it costs to release leases of a page of 64 offsets, besides half of its runs, and each run of them."""
 
 

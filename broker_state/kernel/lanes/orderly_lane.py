@@ -13,6 +13,7 @@ docs/semantics.md, "A message in an orderly lane", has the rules; `order_info` s
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -46,11 +47,11 @@ __all__ = [
     "settle_batch",
 ]
 
-IDLE_MS = 24 * 60 * 60 * 1000
+IDLE_MS: Final = 24 * 60 * 60 * 1000
 """A lane without an operation for longer than this forgets the counts of its batch."""
-_FIRST_DELIVERY = Member(is_member=True)
-_ZERO_HEADER = Header(0, 0, 0)
-_SPANS_COST = 64
+_FIRST_DELIVERY: Final = Member(is_member=True)
+_ZERO_HEADER: Final = Header(0, 0, 0)
+_SPANS_COST: Final = 64
 """What it costs to list the spans between the holes of a segment."""
 
 

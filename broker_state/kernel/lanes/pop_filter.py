@@ -1,6 +1,7 @@
 """What one pop may still take: its budget of messages and units, and which of them it asks for."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.tag_search import TagSearch
@@ -9,7 +10,7 @@ from broker_state.store.pages import UnitFactsPage, windows
 
 __all__ = ["PopFilter"]
 
-_NO_FACTS = UnitFacts(0, 1)
+_NO_FACTS: Final = UnitFacts(0, 1)
 
 
 class PopFilter:

@@ -1,5 +1,7 @@
 """A lane accounts for offsets that left the log, or became holes, since its last operation."""
 
+from typing import Final
+
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.lane_state import LaneState
 from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
@@ -12,8 +14,10 @@ from broker_state.store.segment import SEGMENT_SHIFT
 
 __all__ = ["begin_on_lane", "catch_up"]
 
-_LEASED = DeliveryState.LEASED
-_SKIP_COST, _PAGE_COST, _MEMBER_PAGE_COST = 3, 3, 4
+_LEASED: Final = DeliveryState.LEASED
+_SKIP_COST: Final = 3
+_PAGE_COST: Final = 3
+_MEMBER_PAGE_COST: Final = 4
 """What it costs to look at a late skip, at a page of 64 offsets with what has left the log, besides its runs, and at a
 page of members of an orderly lane."""
 

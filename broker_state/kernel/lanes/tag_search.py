@@ -1,6 +1,7 @@
 """The search of one pop for its tags: page by page, without those that have none of them."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.store.pages import PAGE_SHIFT, UnitFactsPage
@@ -8,7 +9,7 @@ from broker_state.store.tag_index import TagIndex
 
 __all__ = ["TagSearch"]
 
-_NO_PAGE = 1 << 64
+_NO_PAGE: Final = 1 << 64
 """Beyond every page."""
 
 
