@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements" / "kernel.txt"
 STAMP = "compiled_by"
 
+# Nothing outside of the library calls its functions by name, so they may call each other directly.
+C_FLAGS = "-fno-semantic-interposition"
+
 # Not this project's own pyproject.toml: setuptools would read it.
 _BUILD = """
 import sys
@@ -100,7 +103,12 @@ def compile_in(place: Path) -> Path:
     done = subprocess.run(
         [sys.executable, "build_kernel.py", "build_ext", "--inplace", GROUP, *sources],
         cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place), PURE_VARIABLE: "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(place),
+            PURE_VARIABLE: "1",
+            "CFLAGS": f"{C_FLAGS} {os.environ.get('CFLAGS', '')}",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
