@@ -7,6 +7,8 @@ single values.
 
 from __future__ import annotations
 
+import contextlib
+import struct
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -38,11 +40,13 @@ __all__ = [
 SLICE_BYTES_MAX: Final = 256 * 1024
 """Cap of one outbox entry."""
 
-_ROWS_PER_SLICE_MAX: Final = 16_384
+_ROWS_PER_SLICE_MAX: Final = 8_192
+"""Twice as many with random op_ids are more than `SLICE_BYTES_MAX`: they would be encoded once, and then as halves."""
 _ROWS_PER_PIECE: Final = 131_072
 _BYTES_PER_PIECE: Final = 64 * 1024 * 1024
 _TEXT_CHARACTERS_MAX: Final = 1_024
 _MS_PER_DAY: Final = 86_400_000
+_PACKED_AS: Final = {pa.int32(): "i", pa.int64(): "q"}
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.items()}
 _PLAIN_SCHEMAS: Final = {
@@ -204,9 +208,18 @@ def _array(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
         # Half of the columns have one value in all rows of a busy micro-batch: to see that takes a tenth of the time.
         if first == values[-1] and values.count(first) == len(values):
             return _repeated(first, len(values), kind)
+        if kind in _PACKED_AS:
+            with contextlib.suppress(struct.error):  # there is a null, or a number that does not fit
+                return _packed(values, kind)
         return pa.array(values, kind)
     except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):
         return pa.array([_fitted(value, kind) for value in values], kind)
+
+
+def _packed(values: tuple[int, ...], kind: pa.DataType) -> pa.Array:
+    """Return an array of numbers that all fit, in a fifth of the time that Arrow takes to look at each."""
+    data = struct.pack(f"={len(values)}{_PACKED_AS[kind]}", *values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)])
 
 
 def _repeated(value: object, count: int, kind: pa.DataType) -> pa.Array:

@@ -8,8 +8,12 @@ __all__ = ["bounded_lists"]
 Item = TypeVar("Item")
 
 
-def bounded_lists(items: Iterable[Item], size_of: Callable[[Item], int], bytes_max: int) -> Iterator[list[Item]]:
+def bounded_lists(
+    items: Iterable[Item], size_of: Callable[[Item], int], bytes_max: int, *, more_bytes: int = 0
+) -> Iterator[list[Item]]:
     """Yield consecutive items in lists of at most `bytes_max`; an item that is longer by itself is alone.
+
+    An item takes `more_bytes` besides its size.
 
     >>> list(bounded_lists(["ab", "c", "defgh", "i"], len, 3))
     [['ab', 'c'], ['defgh'], ['i']]
@@ -17,7 +21,7 @@ def bounded_lists(items: Iterable[Item], size_of: Callable[[Item], int], bytes_m
     taken: list[Item] = []
     size = 0
     for item in items:
-        item_bytes = size_of(item)
+        item_bytes = size_of(item) + more_bytes
         if taken and size + item_bytes > bytes_max:
             yield taken
             taken, size = [], 0

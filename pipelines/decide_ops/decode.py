@@ -113,9 +113,9 @@ class Decoder:
 
     def decode(self, record: KafkaRecord) -> OpRecord | Rejected:
         """Return the command of a record, or why it has none."""
-        value = record.value
-        if record.value_bytes > RECORD_BYTES_MAX:
-            return _reject(record, RejectReason.TOO_LARGE, f"{record.value_bytes} bytes, the cap is {RECORD_BYTES_MAX}")
+        partition, kafka_offset, timestamp_ms, key, value, value_bytes, _ = record
+        if value_bytes > RECORD_BYTES_MAX:
+            return _reject(record, RejectReason.TOO_LARGE, f"{value_bytes} bytes, the cap is {RECORD_BYTES_MAX}")
         if not value:
             return _reject(record, RejectReason.EMPTY, "no value")
         try:
@@ -129,7 +129,7 @@ class Decoder:
         forged: frozenset[int] = frozenset()
         forbidden, admin_key = "", None
         if self._signer is not None and isinstance(command, EntryCommand):
-            command, forged = _verify(command, self._signer, record.timestamp_ms)
+            command, forged = _verify(command, self._signer, timestamp_ms)
         elif self._verifier is not None and isinstance(command, AdminCommand):
             try:
                 admin_key = _admin_key(command, record, value, self._verifier)
@@ -138,17 +138,10 @@ class Decoder:
                 if error.reason is not RejectReason.NOT_SIGNED or not isinstance(command, ReturnClient):
                     return _reject(record, error.reason, str(error), msgspec.json.decode(value))
                 forbidden = str(error)
-        return OpRecord(
-            record.partition,
-            record.kafka_offset,
-            record.timestamp_ms,
-            command,
-            xxhash.xxh3_64_digest(value),
-            self._misrouted(record, command.topic, command.queue_id),
-            forged,
-            forbidden,
-            admin_key,
-        )
+        is_routed = self._routes.get((command.topic, command.queue_id)) == (key, partition)
+        misrouted = "" if is_routed else self._misrouted(record, command.topic, command.queue_id)
+        digest = xxhash.xxh3_64_digest(value)
+        return OpRecord(partition, kafka_offset, timestamp_ms, command, digest, misrouted, forged, forbidden, admin_key)
 
     def _decode_entry_by_entry(self, value: bytes) -> Command | None:
         """Decode a command of which only some entries cannot be read; None if anything else cannot.

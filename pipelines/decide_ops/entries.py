@@ -147,18 +147,20 @@ def _frames(
     """Yield one frame per reply partition, or more if it would be too long."""
     by_partition: dict[int, list[bytes]] = defaultdict(list)
     for reply_to, answer in answers:
-        if reply_to is not None and 0 <= reply_to < results_partitions:
+        if reply_to is None or not 0 <= reply_to < results_partitions:
+            continue
+        if signer is None and len(answer) <= _FRAME_BYTES_MAX:
+            by_partition[reply_to].append(answer)
+        else:
             by_partition[reply_to] += _parts(answer, signer)
     for partition, parts in by_partition.items():
         # A comma behind each part but the last one of a frame.
-        for packed in bounded_lists(parts, lambda part: len(part) + 1, _FRAME_BYTES_MAX + 1):
+        for packed in bounded_lists(parts, len, _FRAME_BYTES_MAX + 1, more_bytes=1):
             yield _PARTITION.pack(partition) + _FRAME_HEAD + b",".join(packed) + _FRAME_TAIL
 
 
 def _parts(encoded: bytes, signer: Signer | None) -> list[bytes]:
     """Return an answer with signed handles, in parts if it is too long for a frame."""
-    if signer is None and len(encoded) <= _FRAME_BYTES_MAX:
-        return [encoded]
     answer = _decode_answer(encoded)
     if signer is not None and (answer.handle is not None or answer.handles):
         answer = _signed(answer, signer)
