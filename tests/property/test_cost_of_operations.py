@@ -2,17 +2,10 @@
 
 A bound is a tenth above what was counted when it was last changed. A change that exceeds one either costs too much, or
 is worth it: then it moves the bound, and says why.
-
-Counted are calls of this project's functions. Those of libraries depend on the version of Python, as do the frames of
-comprehensions, and generators are counted by the functions that they call.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -35,10 +28,11 @@ from tests.benchmarks.measured_operations import (
     single_entry_ops,
     whole_pop_ops,
 )
+from tests.support.counted_calls import Calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import CodeType, FrameType
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from popstream.message import Message
     from popstream.wire.command import Command
@@ -46,9 +40,6 @@ if TYPE_CHECKING:
 MESSAGES = 2_000
 TURN = 256
 """Records of a partition that are decided one after the other."""
-ROOT = Path(__file__).parents[2]
-OURS = tuple(f"{ROOT / package}/" for package in ("broker_state", "connectors", "pipelines", "popstream"))
-COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>"}
 
 
 class Cost(NamedTuple):
@@ -72,33 +63,6 @@ class Cost(NamedTuple):
     """The rows as Parquet, in files of as many rows as all operations have."""
     sent_bytes: float
     """The operation itself."""
-
-
-class Calls:
-    """Counts calls of this project's functions."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._is_counted: dict[CodeType, bool] = {}
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count those of the block."""
-        sys.setprofile(self._note)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call":
-            return
-        code = frame.f_code
-        counts = self._is_counted.get(code)
-        if counts is None:
-            is_function = code.co_name not in COMPREHENSIONS and not code.co_flags & inspect.CO_GENERATOR
-            counts = self._is_counted[code] = is_function and code.co_filename.startswith(OURS)
-        self.count += counts
 
 
 def cost_of(commands: list[Command], folder: Path) -> Cost:
