@@ -1,4 +1,5 @@
-"""`make bench`: measure kernel, store and job on this machine, and write var/bench/<time>.json."""
+"""`make bench`: measure kernel, store and job on this machine, print the figures of each part that has goals, and write
+var/bench/<time>.json, from which `python -m tests.benchmarks.figures` prints them again."""
 
 import argparse
 import sys

@@ -83,6 +83,7 @@ from tests.benchmarks.consume import measure_consume
 from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
 from tests.benchmarks.fetch import measure_fetch
+from tests.benchmarks.figures import figure_table, parts_of
 from tests.benchmarks.idle import measure_idle
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
 from tests.benchmarks.lag import measure_lag
@@ -160,7 +161,7 @@ def run_bench(
 
     A part that raises, or takes longer than LIMIT_S, is in the report as `{"failure": why}`, and the others follow.
     Each part is measured `repeats` times. The other parameters are those of `BenchOptions`; `on_progress` can be
-    pickled.
+    pickled, and is told the planned figures of each part, too, as it ends.
     """
     folder = var / "bench"
     work = folder / "work"
@@ -201,4 +202,6 @@ def run_bench(
             report["machine"]["parts"][name] = loads[0] if repeats == 1 else loads
             file.write_text(json.dumps(report, indent=2))
             shutil.rmtree(work, ignore_errors=True)
+        for line in figure_table({name: parts_of([report])[name]}):
+            on_progress(line)
     return file, failed

@@ -99,9 +99,19 @@ def fill(
 
 
 def drain(
-    kafka: EmbeddedKafka, prefix: str, folder: Path, var: Path, records: int, *, flush_interval_s: float
+    kafka: EmbeddedKafka,
+    prefix: str,
+    folder: Path,
+    var: Path,
+    records: int,
+    *,
+    flush_interval_s: float,
+    **more: Any,
 ) -> dict[str, Any]:
-    """Start a job on the filled topic; return the rates until Kafka has all answers, and Delta all rows."""
+    """Start a job on the filled topic; return the rates until Kafka has all answers, and Delta all rows.
+
+    `more` are further settings of the job.
+    """
     config_file = kafka.connection.config_file
     settings = JobSettings(
         folder=folder,
@@ -109,6 +119,7 @@ def drain(
         kafka_config=Path(config_file) if config_file else None,
         topic_prefix=prefix,
         flush_interval_s=flush_interval_s,
+        **more,
     )
     with Host(settings, var=var, take_over=True) as host:  # from the drain before
         started, cpu = time.perf_counter(), CpuUse()

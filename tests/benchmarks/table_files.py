@@ -63,8 +63,8 @@ def flushes(operations: int) -> Iterator[dict[str, pa.Table]]:
             return
 
 
-def written(table: Table, rows: pa.Table, folder: Path) -> tuple[int, float]:
-    """Write rows as a flush does; return the bytes and the CPU seconds."""
+def completed(table: Table, rows: pa.Table) -> pa.Table:
+    """Return rows with all columns of their table."""
     count = rows.num_rows
     added = {
         "apply_seq": pa.repeat(pa.scalar(1, pa.int64()), count),
@@ -72,8 +72,13 @@ def written(table: Table, rows: pa.Table, folder: Path) -> tuple[int, float]:
         "ops_topic_id": pa.repeat("topic", count),
         "op_date": pc.divide(rows["now_ms"], 86_400_000).cast(pa.int32()).cast(pa.date32()),
     }
+    return with_all_columns(table, rows, added)
+
+
+def written(table: Table, rows: pa.Table, folder: Path) -> tuple[int, float]:
+    """Write rows as a flush does; return the bytes and the CPU seconds."""
     began = time.process_time()
-    whole = with_all_columns(table, rows, added)
+    whole = completed(table, rows)
     row_digests(whole)
     files = write_data_files(folder, table, [whole], durable=False)
     used = time.process_time() - began

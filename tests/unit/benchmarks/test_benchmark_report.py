@@ -105,3 +105,18 @@ def test_a_part_is_measured_as_often_as_asked(tmp_path: Path, parts: dict[str, C
     assert report["broken"] == {"failure": "OSError: no disk"}
     assert failed == ["broken"] * 3
     assert [len(measured) for measured in report["machine"]["parts"].values()] == [3, 3]
+
+
+def test_the_planned_figures_of_a_part_are_told_as_it_ends(
+    tmp_path: Path, parts: dict[str, Callable[[BenchOptions], Any]]
+) -> None:
+    told: list[str] = []
+    parts |= {"restart": lambda _: {"bytes_a_lease": 1.59, "first_answer_s": 26}, "lag": lambda _: 7}
+    run_bench(var=tmp_path, parts=["restart", "lag"], on_progress=told.append)
+    first, head, _, *rows, last = told
+    assert (first, last) == ("measuring restart", "measuring lag"), "which has no such figures"
+    assert "asked" in head
+    assert [[cell.strip() for cell in row.split("|")[1:7:5]] for row in rows] == [
+        ["restart: state", "met"],
+        ["restart: start to first answer", "missed"],
+    ]

@@ -3,6 +3,8 @@
 Method: logs of about 100 and 10,000 commits that add a file each, none of which is deleted, with a checkpoint every 50
 commits, as the job has them. Each read of a file is counted, with its bytes, and each listing of a folder. No file was
 compacted, so the newest checkpoint names all of them: it may grow with the files of the table, by some bytes each.
+What is done with it is bounded, too: cells that become values of Python, and calls of this project's functions. By them
+a table with 10,000 commits opens in a fraction of a second (`make bench PART=long_log`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -24,6 +28,7 @@ from connectors.delta.log.write_commit import add_action, commit_info, txn_actio
 from connectors.delta.store import TABLE_CHECKPOINT_INTERVAL
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from tests.support.audit_tables import NOW_MS
+from tests.support.counted_calls import Calls
 from tests.support.delta_files import create_table
 from tests.support.written_rows import FIRST, version_of, writer
 
@@ -35,6 +40,8 @@ SHORT, LONG = 2, 200
 """Checkpoints."""
 SINCE_CHECKPOINT = 7
 """Commits that no checkpoint covers."""
+OTHER_ACTIONS = 3
+"""In each checkpoint: the metadata, the protocol and the transaction of the writer."""
 BYTES_PER_FILE_MAX = 500
 """Of a checkpoint that delta-rs writes, for each file of the table."""
 
@@ -137,3 +144,43 @@ def test_every_file_is_in_the_checkpoint_or_a_commit_after_it(roots: dict[int, P
     for checkpoints, root in roots.items():
         found = some(read_data_files(table_path(root, TABLE.name)))
         assert sorted(file.rows for file in found.files) == list(range(1, newest(checkpoints) + 1))
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many cells each read of a checkpoint has, nulls too: those within a struct count, and not the struct."""
+    counted: list[int] = []
+    real = pq.ParquetFile.read
+
+    def counting(file: pq.ParquetFile, **options: Any) -> pa.Table:
+        rows = real(file, **options)
+        counted.append(sum(map(leaves, rows.schema.types)) * rows.num_rows)
+        return rows
+
+    monkeypatch.setattr(pq.ParquetFile, "read", counting)
+    return counted
+
+
+def leaves(of: pa.DataType) -> int:
+    """Columns of a file that a type takes."""
+    return sum(leaves(of.field(number).type) for number in range(of.num_fields)) or 1
+
+
+@pytest.mark.parametrize(
+    ("reader", "calls_max", "cells_max"),
+    [("log", 63, 9), ("data files", 64, 16), ("start", 298, 27)],
+)
+def test_opening_takes_no_more_calls_for_more_files_and_few_cells_of_each(
+    roots: dict[int, Path], cells: list[int], reader: str, calls_max: int, cells_max: int
+) -> None:
+    """Calls in all, a tenth above those of today; cells of a row of the checkpoint, of some 60 that it has."""
+    found: dict[int, int] = {}
+    for checkpoints, root in roots.items():
+        cells.clear()
+        calls = Calls()
+        with calls.counted():
+            READERS[reader](root)
+        found[checkpoints] = calls.count
+        files = checkpoints * TABLE_CHECKPOINT_INTERVAL
+        assert 0 < sum(cells) <= cells_max * (files + OTHER_ACTIONS)
+    assert found[LONG] == found[SHORT] <= calls_max
