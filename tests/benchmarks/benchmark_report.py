@@ -22,6 +22,10 @@ size          operations a second of kernel and store: `leases`, single ones bes
 protection    CPU us of an operation with and without quotas; the scrub of a cold store of 1 GiB with one flipped byte:
               seconds until it is reported, at the scrub's own pace (17 minutes), and the share of a core meanwhile
 client        `renewal`: CPU seconds of a client that renews 100,000 messages; `ack_bytes_a_message` on the wire
+cluster_sizes `shard`: bytes that it has in memory for a key, a deadline and an op_id, of 500,000 leases; `part...`: by
+              how many MB a worker grows that decides a part, of single operations and of acks of 1,000 entries;
+              `environment`: `mb` of the packed one, and seconds until Spark has unpacked it; `row`: CPU us of a row of
+              `deliveries`, by tasks that write it and by Spark
 ------------  ---------------------------------------------------------------------------------------------------------
 producer      messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;
               `waited_by_threads` with batches and without, `delay_ms...` [median, 99 of 100], `memory...` in use
@@ -79,6 +83,7 @@ from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.build import measure_build
 from tests.benchmarks.client_cost import measure_client
 from tests.benchmarks.cluster import measure_cluster, measure_cluster_kills, measure_cluster_lanes
+from tests.benchmarks.cluster_sizes import measure_cluster_sizes
 from tests.benchmarks.consume import measure_consume
 from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
@@ -120,6 +125,7 @@ _PARTS: dict[str, Callable[[BenchOptions], Any]] = {
     "size": measure_size,
     "protection": measure_protection,
     "client": measure_client,
+    "cluster_sizes": measure_cluster_sizes,
 }
 _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "producer": measure_producer,

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from connectors.kafka.embedded import EmbeddedKafka
+    from tests.cluster.operated_site import OperatedSite
+
 ROOT = Path(__file__).parents[2]
 SUBMIT_LIMIT_S = 900
 CRASH_LINES = 60
@@ -143,3 +146,11 @@ def cluster_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
     yield session
     assert not crash.exists(), "\n".join(crash.read_text(errors="replace").splitlines()[:CRASH_LINES])
     session.stop()
+
+
+@pytest.fixture
+def site(cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> OperatedSite:
+    """A job on local threads that builds queues, and its commands."""
+    from tests.cluster.operated_site import OperatedSite  # noqa: PLC0415 - it imports this module
+
+    return OperatedSite(cluster_spark, kafka, topic_prefix, tmp_path)

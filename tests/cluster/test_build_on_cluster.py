@@ -56,6 +56,7 @@ from popstream.wire.base_errors import Corrupt
 from popstream.wire.command import Pop
 from popstream.wire.queue_name import QueueName
 from popstream.wire.signing import OperationVerifier
+from tests.support.cluster_log import take_last_commit
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -294,14 +295,6 @@ def in_transactions(lab: Lab, topic: str) -> None:
         else:
             producer.commit_transaction()
     producer.close()
-
-
-def take_last_commit(checkpoint: Path) -> None:
-    """Let Spark repeat the last micro-batch that it has committed."""
-    commits = checkpoint / "commits"
-    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-    for file in (commits / str(last), commits / f".{last}.crc"):
-        file.unlink(missing_ok=True)
 
 
 def differences(found: dict[Any, Any], wanted: dict[Any, Any]) -> list[Any]:

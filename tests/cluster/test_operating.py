@@ -7,11 +7,8 @@ Method: a job on local threads with message topics and a consumer; then its chec
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -20,182 +17,26 @@ from kafka import KafkaProducer
 from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.erasure import Wanted, erase
 from connectors.delta.tables import TABLES
-from connectors.kafka.cluster_topics import ClusterTopics
-from connectors.kafka.topic_admin import create_message_topic, describe
-from connectors.local_servers.loopback import free_port
+from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
 from pipelines.cli.cluster.state_place import StatePlace, owned
-from pipelines.cluster.audit.undelivered import require_delivered
 from pipelines.cluster.checkpoint_identity import stored_identity
-from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
-from pipelines.cluster.copy_of_state import Checkpoint, copy_stores, local_tables
 from pipelines.cluster.kept_query import KeptQuery
-from pipelines.control.client import ask
-from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Policies, PoliciesRequest, Status, StatusRequest
 from pipelines.control.page_messages import LanePage, LanesRequest
-from pipelines.job_settings import JobSettings
 from pipelines.recovery.ops_log import read_log_bounds
-from pipelines.recovery.verify import Inputs, Verified, WorkFolder, verify
-from popstream import Consumer, Producer
-from popstream.errors import NotDeclared
-from popstream.kafka_connection import KafkaConnection
+from pipelines.recovery.verify import Verified
 from popstream.wire.base_errors import Fenced, Invalid
-from tests.cluster.conftest import ROOT, driver_variables
-from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from connectors.kafka.embedded import EmbeddedKafka
+    from tests.cluster.operated_site import OperatedSite
 
 pytestmark = pytest.mark.cluster
 
 MESSAGES = 60
-COMMAND_S = 600
-WAIT_S = 500.0
 
 
-class Site:
-    """A prefix with a message topic, and jobs on it, one after the other."""
-
-    def __init__(self, spark: SparkSession, kafka: EmbeddedKafka, prefix: str, root: Path) -> None:
-        self.spark, self.prefix, self.root = spark, prefix, root
-        self.connection = KafkaConnection(kafka.bootstrap_servers)
-        self.topic = f"{prefix}.orders"
-        self.client: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": prefix}
-        self.port = free_port()
-        create_message_topic(self.connection, self.topic, 2)
-
-    def settings(self, **changed: Any) -> JobSettings:
-        fields: dict[str, Any] = {
-            "folder": self.root / "job",
-            "bootstrap_servers": self.connection.bootstrap_servers,
-            "topic_prefix": self.prefix,
-            "ops_partitions": 2,
-            "results_partitions": 2,
-            "flush_interval_s": 1,
-            "message_topics": self.topic,
-            "api_port": self.port,
-        }
-        return JobSettings(**fields | changed)
-
-    def job(
-        self, name: str = "state", tables: str | None = None, *, take_over: bool = False, **changed: Any
-    ) -> ClusterJob:
-        cluster = ClusterSettings(checkpoint=str(self.root / name), tables=str(self.root / (tables or name) / "tables"))
-        return ClusterJob(self.settings(**changed), cluster, self.connection, self.spark, take_over=take_over)
-
-    def send(self, count: int, first: int = 0) -> None:
-        with Producer(**self.client) as producer:
-            for number in range(first, first + count):
-                producer.send(self.topic, b"%d" % number, key=b"%d" % number)
-
-    def take(self, count: int) -> None:
-        """Let a group ack some messages."""
-        with Consumer(**self.client, group="billing", topics=[self.topic]) as consumer:
-            acked = 0
-
-            def pop() -> bool:
-                nonlocal acked
-                try:
-                    messages = consumer.pop(self.topic, max_messages=8, poll_time_ms=1_000).messages
-                except NotDeclared:  # the builder has just begun
-                    return False
-                if messages:
-                    consumer.ack(messages)
-                acked += len(messages)
-                return acked >= count
-
-            wait_for(pop, patience_s=WAIT_S, look_each_s=0.5)
-
-    def ask(self, request: Any, reply: Any) -> Any:
-        return ask(
-            JobFile(
-                pid=0,
-                bootstrap_servers="",
-                prefix="",
-                folder="",
-                address=f"http://localhost:{self.port}",
-                token="",
-                started_at=0.0,
-            ),
-            request,
-            reply,
-            timeout_s=120.0,
-        )
-
-    def follow(self, job: ClusterJob, *, is_written: bool = True) -> None:
-        """Wait until all is decided, built and written to the tables."""
-
-        def is_done() -> bool:
-            assert job.failure is None, job.failure
-            status = self.ask(StatusRequest(limit=0), Status)
-            read = {name: progress.ends for name, progress in job.answers._watch.progress.last.items()}
-            internal = ClusterTopics.of(self.prefix)
-            topics = {"build_units": internal.queue_log, **({"audit": internal.audit} if is_written else {})}
-            facts = describe(self.connection, list(topics.values()))
-            ends = {
-                name: dict(read_log_bounds(self.connection, facts[topic]).end_offset) for name, topic in topics.items()
-            }
-            return status.ops_lag == 0 and all(read.get(name) == ends[name] for name in ends)
-
-        wait_for(is_done, patience_s=WAIT_S, look_each_s=0.5)
-
-    def rows(self, name: str, table: str) -> int:
-        return self.spark.read.format("delta").load(str(self.root / name / "tables" / table)).count()
-
-    def verified(self, name: str = "state") -> Verified:
-        """What `popstream verify` finds, in this process."""
-        url, ops = str(self.root / name), f"{self.prefix}.ops"
-        log = read_log_bounds(self.connection, describe(self.connection, [ops])[ops])
-        identity = stored_identity(self.spark, url)
-        assert identity is not None
-        with WorkFolder(self.root / "work") as work:
-            work.incoming.mkdir()
-            copied = copy_stores(Checkpoint(self.spark, url, identity, log), self.connection, work.incoming)
-            inputs = Inputs(
-                state=copied.state,
-                queues=copied.queues,
-                is_copy=True,
-                delta=local_tables(self.spark, f"{url}/tables", work.incoming / "tables"),
-                log=log,
-                connection=self.connection,
-                snapshots=SnapshotStore(str(self.root / "snapshots")),
-            )
-            return verify(inputs, work, processes=1)
-
-    def require_delivered(self, name: str = "state") -> None:
-        """What the commands ask for that take a state elsewhere."""
-        url = str(self.root / name)
-        identity = stored_identity(self.spark, url)
-        assert identity is not None
-        require_delivered(self.spark, self.connection, url, identity)
-
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command with the options of the job."""
-        options = ["--settings", str(self.root / "job.toml"), "--var", str(ROOT / "var")]
-        return subprocess.run(
-            [sys.executable, "-m", "popstream", *arguments, *options],
-            env=driver_variables(),
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
-
-
-@pytest.fixture
-def site(cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Site:
-    (tmp_path / "job.toml").write_text(
-        f'bootstrap_servers = "{kafka.bootstrap_servers}"\ntopic_prefix = "{topic_prefix}"\n'
-        f'folder = "{tmp_path / "job"}"\nsnapshots = "{tmp_path / "snapshots"}"\n'
-    )
-    return Site(cluster_spark, kafka, topic_prefix, tmp_path)
-
-
-def test_a_running_job_answers_by_the_api(site: Site) -> None:
+def test_a_running_job_answers_by_the_api(site: OperatedSite) -> None:
     with site.job() as job:
         site.send(MESSAGES)
         site.take(MESSAGES // 2)
@@ -237,7 +78,7 @@ def test_a_running_job_answers_by_the_api(site: Site) -> None:
 
 
 def test_what_is_committed_is_verified_and_a_lost_state_is_decided_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: OperatedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with site.job() as job:
         site.send(MESSAGES)
@@ -293,7 +134,7 @@ def test_what_is_committed_is_verified_and_a_lost_state_is_decided_again(
     assert any("rows of operations are missing" in line for line in found.differences)
 
 
-def test_commands_read_a_checkpoint(site: Site) -> None:
+def test_commands_read_a_checkpoint(site: OperatedSite) -> None:
     with site.job() as job:
         site.send(MESSAGES)
         site.take(MESSAGES // 2)
@@ -329,7 +170,7 @@ def test_commands_read_a_checkpoint(site: Site) -> None:
     assert restored.rows["operations"] > 0
 
 
-def test_tables_in_a_folder_are_maintained_while_the_job_is_stopped(site: Site) -> None:
+def test_tables_in_a_folder_are_maintained_while_the_job_is_stopped(site: OperatedSite) -> None:
     with KafkaProducer(**site.connection.for_kafka_python()) as producer, site.job() as job:
         producer.send(f"{site.prefix}.ops", b"alice@example.com is no operation", partition=0).get(60)
         for first in range(0, MESSAGES, MESSAGES // 3):

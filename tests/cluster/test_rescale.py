@@ -23,7 +23,7 @@ from pipelines.decide_ops.entries import read_slice
 from pipelines.decide_ops.entry import EntryKind
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid
-from tests.support.cluster_log import Log, decide, decided_entries, left_by, stored_families
+from tests.support.cluster_log import Log, decide, decided_entries, left_by, stored_families, take_last_commit
 from tests.support.in_process.folding import KERNEL_FAMILIES, records_of
 from tests.support.in_process.memory_maps import SEED
 
@@ -90,14 +90,10 @@ def test_a_state_is_rescaled_although_its_last_micro_batch_is_not_committed(
     log.write(log.records[:half])
     decide(cluster_spark, log, "before", deciding)
     sent = [*log.read(log.internal.audit)]
-    last = max(
-        (file for file in Path(deciding, "commits").iterdir() if file.name.isdigit()), key=lambda file: int(file.name)
-    )
-    last.unlink()
-    last.with_name(f".{last.name}.crc").unlink()
+    last = take_last_commit(Path(deciding))
     found = state_partitions(cluster_spark, deciding)
     assert found is not None
-    assert (found.partitions, found.committed, found.planned) == (2, int(last.name) - 1, int(last.name))
+    assert (found.partitions, found.committed, found.planned) == (2, last - 1, last)
 
     # A rescale that is killed once it has begun.
     plan_rescale(cluster_spark, deciding, found, 3)

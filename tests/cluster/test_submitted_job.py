@@ -7,6 +7,7 @@ Method: a broker and a standalone cluster here; the command as a user runs it, w
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pytest
 
-from connectors.local_servers.process_tree import kill_tree
+from connectors.local_servers.process_tree import command_line, descendants, kill_tree
+from connectors.spark_cluster.submission import LAUNCHER
 from tests.cluster.conftest import ROOT
 from tests.cluster.submitted import WAIT_S, ops, popstream, run, settings_file, started, submit_command
 from tests.support.processes.up_process import Up
@@ -108,6 +110,19 @@ def test_a_killed_executor_and_a_killed_worker_cost_no_decision(
         assert up.stop(signal.SIGTERM) == (0, [])
     finally:
         up.end()
+
+
+def test_the_printed_line_submits_the_job_from_a_shell(place: Place, tmp_path: Path) -> None:
+    """By itself: nothing of this environment tells the driver where its code is."""
+    printed = run([*place.command, "--print"], folder=tmp_path)
+    assert printed.returncode == 0, printed.stderr
+    (line,) = printed.stdout.splitlines()
+    with started(["env", "--unset", "PYTHONPATH", "sh", "-c", line], tmp_path) as shell:
+        assert [each["reason"] for each in ops(place.asked, DECLARE, DISPATCH)] == ["OK", "OK"]
+        (driver,) = (pid for pid in descendants(shell.pid) if command_line(pid)[1:2] == [str(LAUNCHER)])
+        os.kill(driver, signal.SIGTERM)
+        assert shell.wait(WAIT_S) == 0
+    assert list((tmp_path / "state" / "tables" / "operations" / "_delta_log").glob("*.json"))
 
 
 def test_a_second_driver_is_refused_and_takes_over_when_it_is_told_to(place: Place, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.support.in_process.memory_maps import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -48,6 +49,7 @@ __all__ = [
     "start_deciding",
     "stored_families",
     "stored_quarantine",
+    "take_last_commit",
     "with_signed_handles",
 ]
 
@@ -161,6 +163,15 @@ def start_deciding(
         checkpoint=checkpoint,
         beginning=beginning,
     )
+
+
+def take_last_commit(checkpoint: Path) -> int:
+    """Let Spark repeat the last micro-batch that it has committed; its number."""
+    commits = checkpoint / "commits"
+    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    for file in (commits / str(last), commits / f".{last}.crc"):
+        file.unlink(missing_ok=True)
+    return last
 
 
 def stored_quarantine(spark: SparkSession, checkpoint: str) -> dict[int, dict[int, str]]:

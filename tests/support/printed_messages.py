@@ -1,4 +1,6 @@
-"""The messages in the source that name a command of popstream, with `...` for what only a running job knows."""
+"""The messages in the source that name a command of popstream, and all its texts, with `...` for what only a running
+job knows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Message", "printed_messages"]
+__all__ = ["Message", "printed_messages", "source_texts"]
 
 _ROOT = Path(__file__).parents[2]
 _ROOMS = ("broker_state", "checkpoints", "connectors", "pipelines", "popstream")
@@ -39,8 +41,7 @@ def printed_messages() -> list[Message]:
     >>> any("`popstream restore --lossy`" in message.text for message in printed_messages())
     True
     """
-    paths = [path for room in _ROOMS for path in sorted((_ROOT / room).rglob("*.py"))]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    trees = _source()
     public = {name: parts for tree in trees.values() for name, parts in _constants_of(tree).items() if name[0] != "_"}
     found: dict[str, Message] = {}
     for path, tree in trees.items():
@@ -53,6 +54,28 @@ def printed_messages() -> list[Message]:
                     if "`popstream " in text:
                         found.setdefault(text, Message(text, f"{path.relative_to(_ROOT)}:{node.lineno}", is_of_error))
     return list(found.values())
+
+
+@cache
+def source_texts() -> list[str]:
+    """Return every text in the source but its docstrings.
+
+    >>> any("cluster_job_started" in text for text in source_texts())
+    True
+    """
+    found: list[str] = []
+    for tree in _source().values():
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings:
+                found += [text for text in _texts(node, {}) if text != _UNKNOWN]
+    return found
+
+
+@cache
+def _source() -> dict[Path, ast.Module]:
+    paths = [path for room in _ROOMS for path in sorted((_ROOT / room).rglob("*.py"))]
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def _said_in(scope: ast.FunctionDef | ast.Module, known: _Parts) -> Iterator[tuple[ast.expr, str, bool]]:

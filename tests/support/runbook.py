@@ -1,4 +1,6 @@
-"""The rows of the runbook in docs/reliability.md, the row that a message belongs to, and the commands of both."""
+"""The rows of the runbook in docs/reliability.md, the row that a message belongs to, and the commands of both; what the
+runbook of clusters in docs/scale.md quotes.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Row", "commands_in", "row_of", "rows"]
+__all__ = ["Row", "commands_in", "quoted_for_clusters", "row_of", "rows", "text_pattern"]
 
-_PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+_DOCS = Path(__file__).parents[2] / "docs"
 _HEAD = "| message | meaning | repair |"
+_HEAD_FOR_CLUSTERS = "| symptom | cause | what to do |"
+_QUOTED = re.compile(r'"([^"]+)"|`([a-z]+(?:_[a-z]+)+)`')
 _COMMAND = re.compile(r"`popstream (up|restore|verify|snapshot|queue|migrate to-cluster)((?: [^`]*)?)`")
 _CHOOSE_JOB = frozenset(
     ("--settings", "--folder", "--tables", "--bootstrap-servers", "--kafka-config", "--prefix", "--at", "--var")
@@ -31,9 +35,23 @@ def rows() -> tuple[Row, ...]:
     >>> len(rows()) > 20
     True
     """
-    lines = _PAGE.read_text(encoding="utf-8").split(_HEAD)[1].splitlines()[2:]
-    table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[: lines.index("")]]
-    return tuple(Row(tuple(map(_pattern, _messages(cells[0]))), cells[2]) for cells in table)
+    table = _table("reliability.md", _HEAD)
+    return tuple(Row(tuple(map(text_pattern, _messages(cells[0]))), cells[2]) for cells in table)
+
+
+def quoted_for_clusters() -> list[str]:
+    """Return what the symptoms of the runbook of clusters quote: parts of messages, and names of logs and metrics.
+
+    >>> {"it is an older copy", "query_failed"} <= {*quoted_for_clusters()}
+    True
+    """
+    symptoms = [cells[0] for cells in _table("scale.md", _HEAD_FOR_CLUSTERS)]
+    return sorted({message or name for symptom in symptoms for message, name in _QUOTED.findall(symptom)})
+
+
+def _table(page: str, head: str) -> list[list[str]]:
+    lines = (_DOCS / page).read_text(encoding="utf-8").split(head)[1].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[: lines.index("")]]
 
 
 def _messages(cell: str) -> list[str]:
@@ -41,7 +59,12 @@ def _messages(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", re.sub(r"\([^)]*\)", "", cell))
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def text_pattern(text: str) -> re.Pattern[str]:
+    """Return a pattern that finds a text in which `...` stands for any other.
+
+    >>> text_pattern("has taken the prefix ... meanwhile").search("a job has taken the prefix p meanwhile") is None
+    False
+    """
     return re.compile(".*".join(re.escape(part.strip()) for part in text.split("...")))
 
 

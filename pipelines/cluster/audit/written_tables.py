@@ -3,7 +3,7 @@
     tables in a folder of all nodes   entries ──> tasks: rows, Parquet files and their totals ──> a commit of the files
     other tables                      entries ──> tasks: rows ──> Spark: files and a commit of them, table by table
 
-A task has the rows as Arrow, and writes them for a fortieth of what that costs in Spark, which makes rows of its own of
+A task has the rows as Arrow, and writes them for a tenth of what that costs in Spark, which makes rows of its own of
 them first (docs/scale.md). But Spark reaches every file system that Hadoop knows, and knows all that Delta asks of the
 writer of a table, such as constraints that somebody has added to it.
 """
