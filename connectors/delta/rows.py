@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_state.operation_rows import OperationRows
+from connectors.arrow_stream import arrow_stream
 from connectors.delta.all_columns import with_all_columns
 from connectors.delta.erased_values import RejectedHeads, kept_head
 from connectors.delta.schemas import outbox_schema
@@ -28,26 +31,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SLICE_BYTES_MAX",
-    "WaitingRows",
+    "Slice",
     "completed_rows",
     "decode_rows",
     "encode_rows",
     "encode_slices",
-    "in_pieces",
     "plain_rows",
 ]
 
 SLICE_BYTES_MAX: Final = 256 * 1024
 """Cap of one outbox entry."""
 
+Slice = tuple["int | None", bytes]
+"""(apply_seq, Arrow stream) of an entry; None where the rows have that of their records."""
+
 _ROWS_PER_SLICE_MAX: Final = 8_192
 """Twice as many with random op_ids are more than `SLICE_BYTES_MAX`: they would be encoded once, and then as halves."""
-_ROWS_PER_PIECE: Final = 131_072
-_BYTES_PER_PIECE: Final = 64 * 1024 * 1024
 _TEXT_CHARACTERS_MAX: Final = 1_024
 _MS_PER_DAY: Final = 86_400_000
 _PACKED_AS: Final = {pa.int32(): "i", pa.int64(): "q"}
-_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.items()}
 _PLAIN_SCHEMAS: Final = {
     name: pa.schema(
@@ -90,31 +92,31 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
     Raises:
         Corrupt: A slice cannot be read.
     """
-    schema = _PLAIN_SCHEMAS[table]
-    batches = [_plain(batch, schema) for data in slices for batch in _read(data, table)]
-    return pa.Table.from_batches(batches, schema)
+    return _plain((batch for data in slices for batch in _read(data, table)), _PLAIN_SCHEMAS[table])
 
 
 def completed_rows(
     table: str,
-    data: bytes,
-    apply_seq: int | None,
+    slices: Sequence[Slice],
     state_epoch: str,
     ops_topic_id: str,
     rejected_heads: RejectedHeads = RejectedHeads.WHOLE,
 ) -> pa.Table:
-    """Return the rows of one slice with the columns that the outbox does not hold, in the schema of the table.
+    """Return the rows of slices with the columns that the outbox does not hold, in the schema of the table.
 
-    Of the values in `rejected` it is chosen what is kept. Without an `apply_seq` each row has the Kafka offset of its
+    Of the values in `rejected` it is chosen what is kept. Without an `apply_seq` a row has the Kafka offset of its
     record in that column.
 
     Raises:
-        Corrupt: The slice cannot be read.
+        Corrupt: A slice cannot be read.
     """
-    rows = decode_rows(table, [data])
+    found = [(apply_seq, [*_read(data, table)]) for apply_seq, data in slices]
+    rows = _plain([batch for _, batches in found for batch in batches], _PLAIN_SCHEMAS[table])
     count = rows.num_rows
     added = {
-        "apply_seq": rows["kafka_offset"] if apply_seq is None else pa.repeat(pa.scalar(apply_seq, pa.int64()), count),
+        "apply_seq": rows["kafka_offset"]
+        if any(apply_seq is None for apply_seq, _ in found)
+        else pa.array(np.repeat([seq for seq, _ in found], [sum(map(len, batches)) for _, batches in found])),
         "state_epoch": pa.repeat(state_epoch, count),
         "ops_topic_id": pa.repeat(ops_topic_id, count),
         "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
@@ -133,36 +135,6 @@ def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:
     if sum(map(_longest, batch.columns)) > _CERTAINLY_NOT_CUT_BYTES:
         return decode_rows(table, encode_rows(table, rows))
     return pa.Table.from_batches([batch])
-
-
-def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join small tables to pieces of at least 131,072 rows or 64 MiB, except the last: one row group each."""
-    waiting = WaitingRows()
-    for table in tables:
-        yield from waiting.add(table)
-    yield from waiting.take()
-
-
-class WaitingRows:
-    """Small tables that wait for more, to become a piece as in `in_pieces`."""
-
-    def __init__(self) -> None:
-        self._tables: list[pa.Table] = []
-        self._rows = self._size = 0
-
-    def add(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Add a table; yield the piece, if they are enough for one."""
-        self._tables.append(table)
-        self._rows += table.num_rows
-        self._size += table.nbytes
-        if self._rows >= _ROWS_PER_PIECE or self._size >= _BYTES_PER_PIECE:
-            yield from self.take()
-
-    def take(self) -> Iterator[pa.Table]:
-        """Yield those that wait as one piece, if there are any."""
-        if self._tables:
-            tables, self._tables, self._rows, self._size = self._tables, [], 0, 0
-            yield pa.concat_tables(tables)
 
 
 def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBatch:
@@ -239,7 +211,7 @@ def _fitted(value: object, kind: pa.DataType) -> object:
 
 
 def _slices(batch: pa.RecordBatch, limit_bytes: int) -> list[tuple[int, bytes]]:
-    data = _write(batch)
+    data = arrow_stream(batch, "zstd")
     if len(data) <= limit_bytes:
         return [(batch.num_rows, data)]
     if batch.num_rows > 1:
@@ -247,15 +219,7 @@ def _slices(batch: pa.RecordBatch, limit_bytes: int) -> list[tuple[int, bytes]]:
         return _slices(_compacted(batch.slice(0, half)), limit_bytes) + _slices(
             _compacted(batch.slice(half)), limit_bytes
         )
-    return [(1, _write(_cut(batch)))]
-
-
-def _write(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return [(1, arrow_stream(_cut(batch), "zstd"))]
 
 
 def _compacted(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -289,10 +253,14 @@ def _read(data: bytes, table: str) -> Iterator[pa.RecordBatch]:
         raise Corrupt(message, subject=table) from error
 
 
-def _plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    present = set(batch.schema.names)
-    columns = [
-        batch.column(field.name).cast(field.type) if field.name in present else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _plain(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """Return the rows without dictionaries; those of neighbours with the same columns are looked up together."""
+    tables = [schema.empty_table()]
+    for found, alike in groupby(batches, key=attrgetter("schema")):
+        rows = pa.Table.from_batches(alike)
+        columns = [
+            rows[field.name].cast(field.type) if field.name in found.names else pa.nulls(len(rows), field.type)
+            for field in schema
+        ]
+        tables.append(pa.Table.from_arrays(columns, schema=schema))
+    return pa.concat_tables(tables).combine_chunks()

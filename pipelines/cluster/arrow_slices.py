@@ -4,19 +4,17 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-__all__ = ["read_slice_rows", "sliced"]
+from connectors.arrow_stream import arrow_stream
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+__all__ = ["read_slice_rows", "sliced"]
 
 
 def sliced(rows: pa.Table, bytes_max: int) -> Iterator[tuple[pa.Table, bytes]]:
     """Yield consecutive parts of a table with their Arrow streams, each of at most `bytes_max` or of one row."""
     if not rows.num_rows:
         return
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
-        writer.write_table(rows)
-    data: bytes = sink.getvalue().to_pybytes()
+    (batch,) = rows.combine_chunks().to_batches()
+    data = arrow_stream(batch, "zstd")
     if len(data) <= bytes_max or rows.num_rows == 1:
         yield rows, data
         return

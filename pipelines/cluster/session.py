@@ -1,6 +1,7 @@
 """The Spark session of a job on a cluster: what the state store and the queries need; the rest is `spark-submit`'s."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -16,8 +17,9 @@ CLUSTER_CONF: Final = {
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     # A micro-batch stores what it changed; whole snapshots follow in the background.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # A commit to Delta must not queue behind the micro-batches of the deciding query.
+    # A commit to Delta must not queue behind the micro-batches of the deciding query, but these come first.
     "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": Path(__file__).with_name("scheduler_pools.xml").as_uri(),
     # A snapshot of a table's log is a Spark job with this number of tasks (default 50): most of the time of a commit.
     "spark.databricks.delta.snapshotPartitions": "2",
     # Shards live in the memory of Python workers: these must outlive a task.

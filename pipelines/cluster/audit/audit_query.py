@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -45,12 +46,16 @@ __all__ = [
     "entries_per_commit_max",
     "new_entries",
     "stored_cursors",
+    "tasks_for",
 ]
 
 ENTRIES_PER_COMMIT_MIN, ENTRIES_PER_COMMIT_MAX = 20_000, 600_000
 ENTRIES_PER_S = 2_000
 """What the query can keep up with, up to an interval of five minutes: 64 shards with micro-batches of a second send a
 tenth of it. Their keys are in the memory of the driver, so their number has a bound."""
+BYTES_PER_TASK = 2 * 1024 * 1024
+"""Entries of this size are written by one task, in some 0.3 s. Of several small tasks each would write a file into each
+table, and keep a core from deciding."""
 _CURSORS_KEPT = 100
 _AGAIN = "Put the file back, or begin a new checkpoint with tables of its own, which decides the log again"
 
@@ -72,6 +77,7 @@ class AuditQuery:
         checkpoint: Path or URL of the query's checkpoint.
         interval_s: Seconds between commits.
         rejected_heads: What is kept of the values in `rejected`.
+        tasks: Tasks that read entries, and that write them, at most: as many as executors have cores.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class AuditQuery:
         checkpoint: str,
         interval_s: float,
         rejected_heads: RejectedHeads,
+        tasks: int,
     ) -> None:
         self._spark = spark
         self._connection = connection
@@ -96,6 +103,7 @@ class AuditQuery:
         self._begins = begins
         self._checkpoint = checkpoint
         self._interval_s = interval_s
+        self._tasks = tasks
 
     def start(self) -> StreamingQuery:
         """Start the query."""
@@ -116,6 +124,7 @@ class AuditQuery:
             .option("maxOffsetsPerTrigger", entries_per_commit_max(self._interval_s))
             .load()
             .select("partition", "offset", "key", "value")
+            .coalesce(self._tasks)
         )
         copies = DeadLetterCopies(self._spark, self._connection, self._prefix)
         return (
@@ -131,8 +140,9 @@ class AuditQuery:
         frame.persist()
         try:
             cursors = stored_cursors(self._spark, self._checkpoint, spark_batch_id)
-            entries = new_entries(_heads(frame), cursors, self._state_epoch)
-            fresh = _without(self._spark, frame, entries.repeated)
+            heads = _heads(frame)
+            entries = new_entries(_in_order(heads), cursors, self._state_epoch)
+            fresh = _without(self._spark, frame, entries.repeated).coalesce(tasks_for(pc.sum(heads["bytes"]).as_py()))
             self._tables.append(fresh, entries.numbers, entries.partly, spark_batch_id)
             copies.copy(entries.letters)
             self._store_cursors(spark_batch_id + 1, cursors)
@@ -153,6 +163,15 @@ def entries_per_commit_max(interval_s: float) -> int:
     (20000, 120000, 600000)
     """
     return min(ENTRIES_PER_COMMIT_MAX, max(ENTRIES_PER_COMMIT_MIN, round(ENTRIES_PER_S * interval_s)))
+
+
+def tasks_for(entries_bytes: int | None) -> int:
+    """Return how many tasks write entries of this size; None: there are none.
+
+    >>> tasks_for(20_000), tasks_for(5_000_000), tasks_for(None)
+    (1, 3, 1)
+    """
+    return max(1, -(-(entries_bytes or 0) // BYTES_PER_TASK))
 
 
 class NewEntries(NamedTuple):
@@ -250,19 +269,23 @@ def audit_key(key: bytes) -> EntryKey | UnitsKey | None:
     return UnitsKey.decode(key) if key[-1] == EntryKind.UNITS else EntryKey.decode(key)
 
 
-def _heads(frame: DataFrame) -> Iterator[Head]:
-    """Yield the head of each entry, in the order of the topic."""
+def _heads(frame: DataFrame) -> pa.Table:
+    """Return the columns of a `Head` of each entry, in any order, and the size of its value, `bytes`."""
     is_letter = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.DEAD_LETTER,)))
-    heads = frame.select(
+    return frame.select(
         "partition",
         "offset",
         "key",
         f.substring("value", 1, 1).alias("number"),
         f.when(is_letter, f.col("value")).otherwise(f.lit(b"")).alias("letter"),
+        f.length("value").alias("bytes"),
     ).toArrow()
-    for partition, offset, key, number, letter in sorted(
-        zip(*(column.to_pylist() for column in heads.columns), strict=True)
-    ):
+
+
+def _in_order(heads: pa.Table) -> Iterator[Head]:
+    """Yield the head of each entry, in the order of the topic."""
+    columns = (column.to_pylist() for column in heads.columns)
+    for partition, offset, key, number, letter, _ in sorted(zip(*columns, strict=True)):
         yield (partition, offset), audit_key(key), number[0], letter
 
 

@@ -1,13 +1,16 @@
-"""The rows that an entry of the audit topic stands for, with all columns of their table."""
+"""The rows that entries of the audit topic stand for, with all columns of their table."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.delta.erased_values import RejectedHeads
-from connectors.delta.rows import completed_rows
+from connectors.delta.rows import Slice, completed_rows
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
+from connectors.delta.waiting_rows import WaitingSlices
 from pipelines.cluster.audit.unit_entries import UNIT_TABLE, completed_units
 from pipelines.decide_ops.entries import read_slice
 from pipelines.decide_ops.entry import LogPlace
@@ -25,17 +28,34 @@ class EntryRows(NamedTuple):
     rejected_heads: RejectedHeads
     """What is kept of the values in `rejected`."""
 
-    def of(self, key: bytes, value: bytes, begin: LogPlace | None) -> tuple[Table, pa.Table]:
-        """Return the table of an entry, and its rows from a place on (None: all).
+    def of(self, entries: Iterable[tuple[bytes, bytes, LogPlace | None]]) -> Iterator[tuple[Table, pa.Table]]:
+        """Yield the rows of entries with their table, those of each table in their order.
+
+        Args:
+            entries: (key, value, the place from which on its rows are wanted; None: all) of each.
 
         Raises:
-            Corrupt: The entry cannot be read.
+            Corrupt: An entry cannot be read.
         """
-        if value[0] == UNIT_TABLE:
-            return CONSUME_QUEUE, completed_units(key, value, self.state_epoch, begin)
-        name, data = read_slice(value)
-        rows = completed_rows(name, data, None, self.state_epoch, self.ops_topic_id, self.rejected_heads)
-        return AUDIT_TABLES[name], rows if begin is None else rows_from(rows, begin)
+        waiting = defaultdict[str, WaitingSlices](WaitingSlices)
+        for key, value, begin in entries:
+            if value[0] == UNIT_TABLE:
+                yield CONSUME_QUEUE, completed_units(key, value, self.state_epoch, begin)
+                continue
+            name, data = read_slice(value)
+            if begin is None:
+                yield from self._completed(name, waiting[name].add((None, data)))
+                continue
+            yield from self._completed(name, waiting[name].take())
+            for table, rows in self._completed(name, [[(None, data)]]):
+                yield table, rows_from(rows, begin)
+        for name, slices in waiting.items():
+            yield from self._completed(name, slices.take())
+
+    def _completed(self, name: str, found: Iterable[list[Slice]]) -> Iterator[tuple[Table, pa.Table]]:
+        for slices in found:
+            rows = completed_rows(name, slices, self.state_epoch, self.ops_topic_id, self.rejected_heads)
+            yield AUDIT_TABLES[name], rows
 
 
 def rows_from(rows: pa.Table, begin: LogPlace) -> pa.Table:

@@ -19,13 +19,13 @@ from pyspark.sql import DataFrame
 from connectors.delta.data_files import DataFilesWriter
 from connectors.delta.log.table_log import DataFile
 from connectors.delta.row_totals import Totals, sum_of, totals_by_day
-from connectors.delta.rows import WaitingRows
 from connectors.delta.tables import Table, table_path
+from connectors.delta.waiting_rows import WaitingRows
 from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["AuditOffset", "Written", "rows_by_entry", "write_files"]
+__all__ = ["AuditOffset", "Written", "rows_of_entries", "write_files"]
 
 AuditOffset = tuple[int, int]
 """(partition of the audit topic, Kafka offset)."""
@@ -56,7 +56,7 @@ def write_files(
     """
 
     def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = _written_by_task(rows_by_entry(rows, batches, partly), folder)
+        found = _written_by_task(rows_of_entries(rows, batches, partly), folder)
         yield pa.RecordBatch.from_pylist(
             [{"table": name, "written": msgspec.json.encode(each)} for name, each in found.items()], _SCHEMA
         )
@@ -67,14 +67,15 @@ def write_files(
     return by_table
 
 
-def rows_by_entry(
+def rows_of_entries(
     rows: EntryRows, batches: Iterable[pa.RecordBatch], partly: Mapping[AuditOffset, LogPlace]
 ) -> Iterator[tuple[Table, pa.Table]]:
-    """Yield the rows of each entry, and their table."""
-    for batch in batches:
-        for entry in zip(*batch.columns, strict=True):
-            partition, offset, key, value = (each.as_py() for each in entry)
-            yield rows.of(key, value, partly.get((partition, offset)))
+    """Yield the rows of entries, and their table."""
+    return rows.of(
+        (key, value, partly.get((partition, offset)))
+        for batch in batches
+        for partition, offset, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    )
 
 
 def _written_by_task(found: Iterable[tuple[Table, pa.Table]], folder: Path) -> dict[str, Written]:

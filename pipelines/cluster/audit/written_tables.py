@@ -30,7 +30,7 @@ from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.cluster.audit.intact_table import require_intact
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.unit_entries import UNIT_TABLE
-from pipelines.cluster.audit.written_files import AuditOffset, Written, rows_by_entry, write_files
+from pipelines.cluster.audit.written_files import AuditOffset, Written, rows_of_entries, write_files
 from pipelines.cluster.committed import micro_batches_in
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from pipelines.decide_ops.entry import EntryKind, LogPlace
@@ -125,12 +125,12 @@ class WrittenTables:
         entry_rows = self._rows
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for _, of_entry in rows_by_entry(entry_rows, batches, partly):
-                yield from of_entry.to_batches()
+            for _, found in rows_of_entries(entry_rows, batches, partly):
+                yield from found.to_batches()
 
         def totals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for _, of_entry in rows_by_entry(entry_rows, batches, partly):
-                by_day = totals_by_day(of_entry, table.day)
+            for _, found in rows_of_entries(entry_rows, batches, partly):
+                by_day = totals_by_day(found, table.day)
                 yield pa.RecordBatch.from_pylist([{"day": date, **total._asdict()} for date, total in by_day.items()])
 
         counted = slices.mapInArrow(totals, "day date, rows long, digest long").toArrow().to_pylist()

@@ -7,6 +7,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.delta.session import join_pool
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.record_columns import record_columns
 from connectors.kafka.spark_source import source_options, starting_offsets
@@ -62,6 +63,7 @@ def start_decide_query(
         checkpoint: Path or URL of the query's checkpoint.
         beginning: Of a state that came from elsewhere; None: the state begins empty, with the log.
     """
+    join_pool(spark, DECIDE_OPS)
     packed = _packed(_records(spark, connection, prefix, records_per_micro_batch_max, beginning), tasks)
     keys = f.array(*(f.lit(key).cast("int") for key in shard_keys(spark, settings.ops_partitions)))
     keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), *packed.columns)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from connectors.arrow_stream import arrow_stream
 from pipelines.decide_ops.bounded_lists import bounded_lists
 from pipelines.decide_ops.decode import KafkaRecord
 
@@ -27,8 +28,6 @@ SLICE_BYTES_MAX = 4 * 1024 * 1024
 bound of its own (shard.py)."""
 RECORD_BYTES = 256
 """What a record counts besides its value."""
-
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 _PLAIN = ("kafka_offset", "timestamp_ms", "key", "value")
@@ -101,10 +100,7 @@ def _payloads(rows: pa.RecordBatch) -> Iterator[Payload]:
         before = int(ends[first - 1]) if first else 0
         end = max(first + 1, int(np.searchsorted(ends, before + PAYLOAD_BYTES_MAX, side="right")))
         part = packed.slice(first, end - first)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, part.schema, options=_OPTIONS) as writer:
-            writer.write_batch(part)
-        yield Payload(offsets[first].as_py(), sink.getvalue().to_pybytes())
+        yield Payload(offsets[first].as_py(), arrow_stream(part, "lz4"))
         first = end
 
 
