@@ -92,6 +92,7 @@ def test_the_wheel_has_types_and_no_package_named_like_a_folder_of_a_data_projec
     for file in (ROOT / "pipelines" / "http_api" / "page").iterdir():
         assert f"popstream/_job/pipelines/http_api/page/{file.name}" in names
     assert "popstream/_job/pipelines/web_style/popstream.css" in names
+    assert "popstream/_job/pipelines/cluster/scheduler_pools.xml" in names
 
 
 def test_the_client_and_its_tests_run_in_a_project_with_packages_of_the_same_names(installed: Installed) -> None:
