@@ -292,8 +292,8 @@ MUTANTS = [
         "segment_loses_its_last_bit",
         "segment: 4096 bits, the last one too",
         "store/segment.py",
-        "FULL = (1 << SEGMENT_BITS) - 1\n",
-        "FULL = (1 << SEGMENT_BITS - 1) - 1\n",
+        "FULL: Final = (1 << SEGMENT_BITS) - 1\n",
+        "FULL: Final = (1 << SEGMENT_BITS - 1) - 1\n",
     ),
     Mutant(
         "window_mask_off_at_4096",
