@@ -25,7 +25,7 @@ LOCK = ROOT / "requirements" / "kernel.txt"
 STAMP = "compiled_by"
 
 # Nothing outside of the library calls its functions by name, so they may call each other directly.
-C_FLAGS = "-fno-semantic-interposition"
+C_FLAG = "-fno-semantic-interposition"
 
 # Not this project's own pyproject.toml: setuptools would read it.
 _BUILD = """
@@ -84,7 +84,7 @@ def what_is_missing() -> str | None:
         return f"Python's headers are not installed ({headers / 'Python.h'})"
     # A compiler may lack the headers of the C library, and Python's need them.
     tried = subprocess.run(
-        [compiler, "-fsyntax-only", "-I", headers, "-x", "c", "-"],
+        [compiler, C_FLAG, "-fsyntax-only", "-I", headers, "-x", "c", "-"],
         input="#include <Python.h>\n",
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -107,7 +107,7 @@ def compile_in(place: Path) -> Path:
             **os.environ,
             "PYTHONPATH": str(place),
             PURE_VARIABLE: "1",
-            "CFLAGS": f"{C_FLAGS} {os.environ.get('CFLAGS', '')}",
+            "CFLAGS": f"{C_FLAG} {os.environ.get('CFLAGS', '')}",
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

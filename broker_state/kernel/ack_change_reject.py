@@ -24,20 +24,20 @@ from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_entries"]
 
-_RANGES_MAX: Final = 256
+_RANGES_MAX = 256
 """Ranges that are decided together: more do not fit the processor's caches. That a record is full is noticed between
 two decisions, so this number is part of what is decided."""
-_CLAIMED_OFFSETS_MAX: Final = 16_384
+_CLAIMED_OFFSETS_MAX = 16_384
 """Offsets that are decided together: the number of runs is bounded between two decisions."""
 NAMED_OFFSETS_MAX: Final = 131_072
 """Offsets of the queue that the entries of one record may name together."""
-_RUNS_MET_MAX: Final = 100_000
+_RUNS_MET_MAX = 100_000
 """No further offsets are decided when the pages in which some were named have met as many runs (`OpContext.meet`).
 
 1,250 pages of 64 deliveries, or 5,882 of one, about 150 ms."""
 _LANES_MAX: Final = 1_024
 """Groups in which the entries of one record may name offsets."""
-_ROWS_MAX: Final = 20_000
+_ROWS_MAX = 20_000
 """No further offsets are decided when the record has this number of runs and of rows of `deliveries`."""
 
 

@@ -1,7 +1,5 @@
 """`dispatch`: offsets are written or skipped; the queue's commit position and min offset move (docs/semantics.md)."""
 
-from typing import Final
-
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.validation import is_range
@@ -15,12 +13,12 @@ from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_dispatch"]
 
-DISPATCH_COST_MAX: Final = 20_000
+DISPATCH_COST_MAX = 20_000
 """What one record may spend: 1 for each range and 1 for each 4,096 of its offsets, or, of a range with a tag, a count
 or a time, 2 and 1 for each page of 64; of a skip 1, and 3 for each 4,096 offsets, which are marked twice, but for those
 in which the skip before it ended. About 100 ms. The longest range costs less: the first of a record is always decided.
 """
-DISPATCH_PIECES_MAX: Final = 10_000
+DISPATCH_PIECES_MAX = 10_000
 """Runs of offsets not known before of which skips, and ranges with a tag, a count or a time, may consist in one record.
 A range is marked up to there, and the rest when it is sent again. About 50 ms."""
 

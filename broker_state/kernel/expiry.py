@@ -25,7 +25,7 @@ from popstream.wire.reason import Reason
 
 __all__ = ["expire_due"]
 
-DUE_COST_MAX: Final = 16_384
+DUE_COST_MAX = 16_384
 """What one record may spend on what is due: 5 for a page of 64 offsets, 1 for each run in it that shares a delivery, 6
 for a parked pop, a pause, a batch, and each member of a batch. About 75 ms; leases that were popped one by one are 64
 runs a page."""

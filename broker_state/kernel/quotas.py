@@ -28,7 +28,7 @@ __all__ = [
     "set_queue_quota",
 ]
 
-PARKED_LOOKED_AT_MAX: Final = 1_024
+PARKED_LOOKED_AT_MAX = 1_024
 """The newest parked pops of a lane among which those of one client are counted."""
 
 _NO_LANE_QUOTA: Final = LaneQuota()

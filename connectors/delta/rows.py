@@ -1,6 +1,6 @@
 """Audit rows as Arrow slices: their form in the outbox, between a decision and its Delta commit.
 
-A slice is a complete Arrow IPC stream (schema, dictionaries, one record batch; zstd), so it can be read without the
+A slice is a complete Arrow IPC stream (schema, dictionaries, one record batch), so it can be read without the
 code that wrote it. `zip(*rows)` turns rows into columns in one C call for thousands of rows; Python code never handles
 single values.
 """

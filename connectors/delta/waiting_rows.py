@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from connectors.delta.rows import SLICE_BYTES_MAX, Slice
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from connectors.delta.rows import Slice
 
 __all__ = ["WaitingRows", "WaitingSlices", "in_pieces"]
 
 _ROWS_PER_PIECE: Final = 131_072
 _BYTES_PER_PIECE: Final = 64 * 1024 * 1024
+_TOGETHER_BYTES_MAX: Final = 32 * 1024
+"""Of slices that are completed together. A longer one may have thousands of rows, many times its length in memory."""
 
 
 def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -48,10 +50,10 @@ class WaitingRows:
 
 
 class WaitingSlices:
-    """Slices of one table that wait for more, to be completed together: as many as are as long as the longest one.
+    """Slices of one table that wait for more, to be completed together: small ones, for the sake of memory.
 
     >>> waiting = WaitingSlices()
-    >>> list(waiting.add((7, b"ab"))), list(waiting.add((8, b"x" * SLICE_BYTES_MAX)))
+    >>> list(waiting.add((7, b"ab"))), list(waiting.add((8, bytes(40_000))))
     ([], [[(7, b'ab')]])
     >>> [len(slices) for slices in waiting.take()]
     [1]
@@ -63,7 +65,7 @@ class WaitingSlices:
 
     def add(self, slice_: Slice) -> Iterator[list[Slice]]:
         """Add a slice; yield those before it, if they are enough."""
-        if self._size + len(slice_[1]) > SLICE_BYTES_MAX:
+        if self._size + len(slice_[1]) > _TOGETHER_BYTES_MAX:
             yield from self.take()
         self._slices.append(slice_)
         self._size += len(slice_[1])

@@ -299,7 +299,6 @@ class ClusterJob:
             checkpoint=audit_checkpoint(self.cluster.checkpoint),
             interval_s=self.settings.flush_interval_s,
             rejected_heads=self.settings.rejected_heads,
-            tasks=self.cluster.tasks,
         )
         audit = KeptQuery(query.start, query.start_drain, AUDIT, self._queries)
         audit.start()

@@ -19,7 +19,8 @@ CLUSTER_CONF: Final = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # A commit to Delta must not queue behind the micro-batches of the deciding query, but these come first.
     "spark.scheduler.mode": "FAIR",
-    "spark.scheduler.allocation.file": Path(__file__).with_name("scheduler_pools.xml").as_uri(),
+    # Hadoop takes the path of a URL as it is, whatever letters are in it.
+    "spark.scheduler.allocation.file": f"file://{Path(__file__).with_name('scheduler_pools.xml')}",
     # A snapshot of a table's log is a Spark job with this number of tasks (default 50): most of the time of a commit.
     "spark.databricks.delta.snapshotPartitions": "2",
     # Shards live in the memory of Python workers: these must outlive a task.

@@ -191,7 +191,7 @@ def measured(figure: Figure, result: Any) -> Measured | None:
     times = 100.0 if figure.unit.startswith("%") else 1.0
     if figure.divided_by:
         below = _at(figure.divided_by, result)
-        return None if below is None else Measured(times * found.value / below.value)
+        return None if below is None or not below.value else Measured(times * found.value / below.value)
     spread = None if found.spread is None else (times * found.spread[0], times * found.spread[1])
     return Measured(times * found.value, spread)
 
@@ -252,10 +252,12 @@ def _at(path: str, result: Any) -> Measured | None:
         if not isinstance(result, dict) or key not in result:
             return None
         result = result[key]
-    if isinstance(result, list):
-        median, least, greatest = result
-        return Measured(median, (least, greatest))
-    return Measured(result)
+    match result:
+        case [int() | float() as median, least, greatest]:
+            return Measured(median, (least, greatest))
+        case int() | float():
+            return Measured(result)
+    return None
 
 
 def _text(number: float) -> str:

@@ -291,7 +291,7 @@ def test_no_commit_of_a_flush_takes_more_calls_than_before(operations: int, tmp_
         assert sink.committed() == dict.fromkeys(("operations", "deliveries", "commit_positions"), 1 + WRITES)
         assert not list(outbox.undelivered(EntryKind.AUDIT))
     found = calls.count / 3
-    assert 0 < found <= 740, f"{found} calls exceed 740"
+    assert 0 < found <= 450, f"{found} calls exceed 450"
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from popstream.wire.reason import Reason, code_of
 
 __all__ = ["PAUSE_MS", "TAG_SEARCH_COST_MAX", "WORK_MAX", "OpContext", "refuse_without_queue"]
 
-TAG_SEARCH_COST_MAX: Final = 32_768
+TAG_SEARCH_COST_MAX = 32_768
 """What one record may spend on the search for tags: 1 for a page of 64 offsets, and 1 for each run of tags in it.
 
 2 million offsets without a tag or 1 million with one tag, about 100 ms. The search goes on in a later record."""
 
-WORK_MAX: Final = 16_384
+WORK_MAX = 16_384
 """What one record may spend on what lanes have to make up for: each piece of it says what it costs.
 
 About 100 ms. What is left is done by later records, while its lane pauses (`OpContext.pause`)."""

@@ -46,16 +46,14 @@ __all__ = [
     "entries_per_commit_max",
     "new_entries",
     "stored_cursors",
-    "tasks_for",
 ]
 
 ENTRIES_PER_COMMIT_MIN, ENTRIES_PER_COMMIT_MAX = 20_000, 600_000
 ENTRIES_PER_S = 2_000
 """What the query can keep up with, up to an interval of five minutes: 64 shards with micro-batches of a second send a
 tenth of it. Their keys are in the memory of the driver, so their number has a bound."""
-BYTES_PER_TASK = 2 * 1024 * 1024
-"""Entries of this size are written by one task, in some 0.3 s. Of several small tasks each would write a file into each
-table, and keep a core from deciding."""
+BYTES_PER_TASK = 1024 * 1024
+"""Entries of this size are written by one task: of several small ones each makes files of its own in each table."""
 _CURSORS_KEPT = 100
 _AGAIN = "Put the file back, or begin a new checkpoint with tables of its own, which decides the log again"
 
@@ -77,7 +75,6 @@ class AuditQuery:
         checkpoint: Path or URL of the query's checkpoint.
         interval_s: Seconds between commits.
         rejected_heads: What is kept of the values in `rejected`.
-        tasks: Tasks that read entries, and that write them, at most: as many as executors have cores.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class AuditQuery:
         checkpoint: str,
         interval_s: float,
         rejected_heads: RejectedHeads,
-        tasks: int,
     ) -> None:
         self._spark = spark
         self._connection = connection
@@ -103,7 +99,6 @@ class AuditQuery:
         self._begins = begins
         self._checkpoint = checkpoint
         self._interval_s = interval_s
-        self._tasks = tasks
 
     def start(self) -> StreamingQuery:
         """Start the query."""
@@ -124,7 +119,6 @@ class AuditQuery:
             .option("maxOffsetsPerTrigger", entries_per_commit_max(self._interval_s))
             .load()
             .select("partition", "offset", "key", "value")
-            .coalesce(self._tasks)
         )
         copies = DeadLetterCopies(self._spark, self._connection, self._prefix)
         return (
@@ -142,8 +136,9 @@ class AuditQuery:
             cursors = stored_cursors(self._spark, self._checkpoint, spark_batch_id)
             heads = _heads(frame)
             entries = new_entries(_in_order(heads), cursors, self._state_epoch)
-            fresh = _without(self._spark, frame, entries.repeated).coalesce(tasks_for(pc.sum(heads["bytes"]).as_py()))
-            self._tables.append(fresh, entries.numbers, entries.partly, spark_batch_id)
+            fresh = _without(self._spark, frame, entries.repeated)
+            tasks = 1 + (pc.sum(heads["bytes"]).as_py() or 0) // BYTES_PER_TASK
+            self._tables.append(fresh, entries.numbers, entries.partly, spark_batch_id, files_tasks=tasks)
             copies.copy(entries.letters)
             self._store_cursors(spark_batch_id + 1, cursors)
         finally:
@@ -163,15 +158,6 @@ def entries_per_commit_max(interval_s: float) -> int:
     (20000, 120000, 600000)
     """
     return min(ENTRIES_PER_COMMIT_MAX, max(ENTRIES_PER_COMMIT_MIN, round(ENTRIES_PER_S * interval_s)))
-
-
-def tasks_for(entries_bytes: int | None) -> int:
-    """Return how many tasks write entries of this size; None: there are none.
-
-    >>> tasks_for(20_000), tasks_for(5_000_000), tasks_for(None)
-    (1, 3, 1)
-    """
-    return max(1, -(-(entries_bytes or 0) // BYTES_PER_TASK))
 
 
 class NewEntries(NamedTuple):

@@ -67,7 +67,13 @@ class WrittenTables:
         """The version of each table up to which its rows are known to be whole."""
 
     def append(
-        self, entries: DataFrame, numbers: Iterable[int], partly: Mapping[AuditOffset, LogPlace], version: int
+        self,
+        entries: DataFrame,
+        numbers: Iterable[int],
+        partly: Mapping[AuditOffset, LogPlace],
+        version: int,
+        *,
+        files_tasks: int | None = None,
     ) -> None:
         """Commit the rows of entries. A table that has those of this version is left as it is.
 
@@ -76,6 +82,7 @@ class WrittenTables:
             numbers: The numbers of the tables that get rows.
             partly: Of these entries the rows from a place on.
             version: Number of the micro-batch.
+            files_tasks: Tasks that write files at most; None: one for each partition of `entries`.
 
         Raises:
             Unavailable: The place of the tables cannot be reached.
@@ -97,7 +104,9 @@ class WrittenTables:
                 pool.submit(self._append_by_spark, each, _of_tables(slices, [each]), partly) for each in by_spark
             ]
             if folder is not None and by_tasks:
-                written = write_files(_of_tables(slices, by_tasks), self._rows, partly, folder)
+                of_tasks = _of_tables(slices, by_tasks)
+                of_tasks = of_tasks if files_tasks is None else of_tasks.coalesce(files_tasks)
+                written = write_files(of_tasks, self._rows, partly, folder)
                 commits += [
                     pool.submit(self._append_files, each, written[each.table.name], folder)
                     for each in by_tasks

@@ -27,7 +27,7 @@ def test_encoding_is_compared_with_pickling(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(found.values())
 
 
-def test_a_thread_that_counts_is_slower_beside_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_counts_beside_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding_thread, "ALONE_S", 0.1)
     share, write_ms = deciding_thread.share_beside_writes(1)
     assert share > 0
