@@ -41,9 +41,9 @@ from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, write_commit
 from connectors.delta.opened_file import OpenedFile
 from connectors.delta.queue_ranges import QueueRanges
+from connectors.delta.rows import in_pieces
 from connectors.delta.store import require_rewritable
 from connectors.delta.tables import TABLES, Table, table_path
-from connectors.delta.waiting_rows import in_pieces
 from connectors.local_servers.end_with_parent import end_with_parent
 from popstream.wire.base_errors import Corrupt, Unavailable
 

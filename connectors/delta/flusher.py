@@ -18,17 +18,14 @@ import pyarrow as pa
 from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
 from connectors.delta.replayed_rows import Covered
-from connectors.delta.rows import completed_rows
+from connectors.delta.rows import completed_rows, in_pieces
 from connectors.delta.tables import AUDIT_TABLES
-from connectors.delta.waiting_rows import WaitingSlices, in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-    from connectors.delta.rows import Slice
 
 __all__ = ["AuditFlusher"]
 
@@ -154,8 +151,7 @@ class AuditFlusher:
         covered = self._covered[table]
         known_pieces: list[pa.Table] = []
         for piece in in_pieces(
-            completed_rows(table, some, self._state_epoch, self._ops_topic_id, self._rejected_heads)
-            for some in _together(slices)
+            completed_rows(table, slices, self._state_epoch, self._ops_topic_id, self._rejected_heads)
         ):
             known, fresh = covered.split(piece)
             if known.num_rows:
@@ -164,14 +160,6 @@ class AuditFlusher:
                 yield fresh
         if known_pieces:  # all at once: rows of one record may be in two pieces
             covered.verify(pa.concat_tables(known_pieces))
-
-
-def _together(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield slices in lists, in their order."""
-    waiting = WaitingSlices()
-    for slice_ in slices:
-        yield from waiting.add(slice_)
-    yield from waiting.take()
 
 
 def _undelivered(

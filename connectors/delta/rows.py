@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from broker_state.operation_rows import OperationRows
 from connectors.arrow_stream import arrow_stream
+from connectors.bounded_lists import bounded_lists
 from connectors.delta.all_columns import with_all_columns
 from connectors.delta.erased_values import RejectedHeads, kept_head
 from connectors.delta.schemas import outbox_schema
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 __all__ = [
     "SLICE_BYTES_MAX",
     "Slice",
+    "WaitingRows",
     "completed_rows",
     "decode_rows",
     "encode_rows",
     "encode_slices",
+    "in_pieces",
     "plain_rows",
 ]
 
@@ -47,6 +50,10 @@ Slice = tuple["int | None", bytes]
 
 _ROWS_PER_SLICE_MAX: Final = 8_192
 """Twice as many with random op_ids are more than `SLICE_BYTES_MAX`: they would be encoded once, and then as halves."""
+_COMPLETED_BYTES_MAX: Final = 32 * 1024
+"""Of slices that are completed together. A longer one may have thousands of rows, many times its length in memory."""
+_ROWS_PER_PIECE: Final = 131_072
+_BYTES_PER_PIECE: Final = 64 * 1024 * 1024
 _TEXT_CHARACTERS_MAX: Final = 1_024
 _MS_PER_DAY: Final = 86_400_000
 _PACKED_AS: Final = {pa.int32(): "i", pa.int64(): "q"}
@@ -97,34 +104,35 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
 
 def completed_rows(
     table: str,
-    slices: Sequence[Slice],
+    slices: Iterable[Slice],
     state_epoch: str,
     ops_topic_id: str,
     rejected_heads: RejectedHeads = RejectedHeads.WHOLE,
-) -> pa.Table:
-    """Return the rows of slices with the columns that the outbox does not hold, in the schema of the table.
+) -> Iterator[pa.Table]:
+    """Yield the rows of slices with the columns that the outbox does not hold, in the schema of the table.
 
-    Of the values in `rejected` it is chosen what is kept. Without an `apply_seq` a row has the Kafka offset of its
-    record in that column.
+    Those of small slices are in one table: by itself the smallest takes half a millisecond. Of the values in `rejected`
+    it is chosen what is kept. Without an `apply_seq` a row has the Kafka offset of its record in that column.
 
     Raises:
         Corrupt: A slice cannot be read.
     """
-    found = [(apply_seq, [*_read(data, table)]) for apply_seq, data in slices]
-    rows = _plain([batch for _, batches in found for batch in batches], _PLAIN_SCHEMAS[table])
-    count = rows.num_rows
-    added = {
-        "apply_seq": rows["kafka_offset"]
-        if any(apply_seq is None for apply_seq, _ in found)
-        else pa.array(np.repeat([seq for seq, _ in found], [sum(map(len, batches)) for _, batches in found])),
-        "state_epoch": pa.repeat(state_epoch, count),
-        "ops_topic_id": pa.repeat(ops_topic_id, count),
-        "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
-    }
-    if table == REJECTED.name:
-        heads = [kept_head(head, rejected_heads) for head in rows["value_head"].to_pylist()]
-        added["value_head"] = pa.array(heads, pa.binary())
-    return with_all_columns(AUDIT_TABLES[table], rows, added)
+    for together in bounded_lists(slices, lambda slice_: len(slice_[1]), _COMPLETED_BYTES_MAX):
+        found = [(apply_seq, [*_read(data, table)]) for apply_seq, data in together]
+        rows = _plain([batch for _, batches in found for batch in batches], _PLAIN_SCHEMAS[table])
+        count = rows.num_rows
+        added = {
+            "apply_seq": rows["kafka_offset"]
+            if any(apply_seq is None for apply_seq, _ in found)
+            else pa.array(np.repeat([seq for seq, _ in found], [sum(map(len, batches)) for _, batches in found])),
+            "state_epoch": pa.repeat(state_epoch, count),
+            "ops_topic_id": pa.repeat(ops_topic_id, count),
+            "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
+        }
+        if table == REJECTED.name:
+            heads = [kept_head(head, rejected_heads) for head in rows["value_head"].to_pylist()]
+            added["value_head"] = pa.array(heads, pa.binary())
+        yield with_all_columns(AUDIT_TABLES[table], rows, added)
 
 
 def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:
@@ -135,6 +143,36 @@ def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:
     if sum(map(_longest, batch.columns)) > _CERTAINLY_NOT_CUT_BYTES:
         return decode_rows(table, encode_rows(table, rows))
     return pa.Table.from_batches([batch])
+
+
+def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Join small tables to pieces of at least 131,072 rows or 64 MiB, except the last: one row group each."""
+    waiting = WaitingRows()
+    for table in tables:
+        yield from waiting.add(table)
+    yield from waiting.take()
+
+
+class WaitingRows:
+    """Small tables that wait for more, to become a piece as in `in_pieces`."""
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._rows = self._size = 0
+
+    def add(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Add a table; yield the piece, if they are enough for one."""
+        self._tables.append(table)
+        self._rows += table.num_rows
+        self._size += table.nbytes
+        if self._rows >= _ROWS_PER_PIECE or self._size >= _BYTES_PER_PIECE:
+            yield from self.take()
+
+    def take(self) -> Iterator[pa.Table]:
+        """Yield those that wait as one piece, if there are any."""
+        if self._tables:
+            tables, self._tables, self._rows, self._size = self._tables, [], 0, 0
+            yield pa.concat_tables(tables)
 
 
 def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBatch:

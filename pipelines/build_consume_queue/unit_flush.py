@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from broker_state.consume_queue import Units, units_between
 from connectors.delta.all_columns import with_all_columns
 from connectors.delta.exactly_once import ExactlyOnceTable
+from connectors.delta.rows import in_pieces
 from connectors.delta.tables import CONSUME_QUEUE
-from connectors.delta.waiting_rows import in_pieces
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue import PIPELINE
 from pipelines.build_consume_queue.builder import Builder

@@ -9,9 +9,9 @@ import msgspec
 
 from broker_state.kernel.context.decision import Decision
 from broker_state.store.value_format import CorruptValueError
+from connectors.bounded_lists import bounded_lists
 from connectors.delta.rows import encode_slices
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines.decide_ops.bounded_lists import bounded_lists
 from pipelines.decide_ops.decode import Rejected
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, Entry, EntryKind, LogPlace, PlacedEntry
 from popstream.exchange.partitioner import ops_key

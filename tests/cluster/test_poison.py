@@ -56,7 +56,7 @@ def written_rows(log: Log) -> Counter[tuple[str, int, int, int]]:
         if at in new.repeated or not isinstance(key, EntryKey) or key.kind != EntryKind.AUDIT:
             continue
         table, data = read_slice(each.value)
-        entry = completed_rows(table, [(None, data)], "epoch", "T")
+        (entry,) = completed_rows(table, [(None, data)], "epoch", "T")
         entry = rows_from(entry, new.partly[at]) if at in new.partly else entry
         places = entry.select(["partition", "kafka_offset", "ordinal"]).to_pylist()
         rows.update((table, *place.values()) for place in places)

@@ -144,7 +144,8 @@ def _table_bytes(entries: list[Entry], folder: Path) -> int:
     slices = [read_slice(entry.value) for entry in entries if entry.kind == EntryKind.AUDIT]
     total = 0
     for table in {name for name, _ in slices}:
-        rows = [completed_rows(name, [(2, data)], "state epoch", "topic id") for name, data in slices if name == table]
+        of_table = [(2, data) for name, data in slices if name == table]
+        rows = completed_rows(table, of_table, "state epoch", "topic id")
         files = write_data_files(folder / table, AUDIT_TABLES[table], rows, durable=False)
         total += sum(file.size for file in files)
     return total

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.rows import Slice, completed_rows
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
-from connectors.delta.waiting_rows import WaitingSlices
 from pipelines.cluster.audit.unit_entries import UNIT_TABLE, completed_units
 from pipelines.decide_ops.entries import read_slice
 from pipelines.decide_ops.entry import LogPlace
@@ -32,29 +31,29 @@ class EntryRows(NamedTuple):
         """Yield the rows of entries with their table, those of each table in their order.
 
         Args:
-            entries: (key, value, the place from which on its rows are wanted; None: all) of each.
+            entries: (key, value, the place from which on its rows are wanted; None: all) of each. They are in memory
+                until the last one.
 
         Raises:
             Corrupt: An entry cannot be read.
         """
-        waiting = defaultdict[str, WaitingSlices](WaitingSlices)
+        slices = defaultdict[str, list[Slice]](list)
         for key, value, begin in entries:
             if value[0] == UNIT_TABLE:
                 yield CONSUME_QUEUE, completed_units(key, value, self.state_epoch, begin)
                 continue
             name, data = read_slice(value)
             if begin is None:
-                yield from self._completed(name, waiting[name].add((None, data)))
+                slices[name].append((None, data))
                 continue
-            yield from self._completed(name, waiting[name].take())
-            for table, rows in self._completed(name, [[(None, data)]]):
+            yield from self._completed(name, slices.pop(name, []))
+            for table, rows in self._completed(name, [(None, data)]):
                 yield table, rows_from(rows, begin)
-        for name, slices in waiting.items():
-            yield from self._completed(name, slices.take())
+        for name, waiting in slices.items():
+            yield from self._completed(name, waiting)
 
-    def _completed(self, name: str, found: Iterable[list[Slice]]) -> Iterator[tuple[Table, pa.Table]]:
-        for slices in found:
-            rows = completed_rows(name, slices, self.state_epoch, self.ops_topic_id, self.rejected_heads)
+    def _completed(self, name: str, slices: Iterable[Slice]) -> Iterator[tuple[Table, pa.Table]]:
+        for rows in completed_rows(name, slices, self.state_epoch, self.ops_topic_id, self.rejected_heads):
             yield AUDIT_TABLES[name], rows
 
 

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame
 from connectors.delta.data_files import DataFilesWriter
 from connectors.delta.log.table_log import DataFile
 from connectors.delta.row_totals import Totals, sum_of, totals_by_day
+from connectors.delta.rows import WaitingRows
 from connectors.delta.tables import Table, table_path
-from connectors.delta.waiting_rows import WaitingRows
 from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.decide_ops.entry import LogPlace
 from popstream.wire.base_errors import Unavailable
@@ -71,11 +71,9 @@ def rows_of_entries(
     rows: EntryRows, batches: Iterable[pa.RecordBatch], partly: Mapping[AuditOffset, LogPlace]
 ) -> Iterator[tuple[Table, pa.Table]]:
     """Yield the rows of entries, and their table."""
-    return rows.of(
-        (key, value, partly.get((partition, offset)))
-        for batch in batches
-        for partition, offset, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    )
+    for batch in batches:
+        entries = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from rows.of((key, value, partly.get((partition, at))) for partition, at, key, value in entries)
 
 
 def _written_by_task(found: Iterable[tuple[Table, pa.Table]], folder: Path) -> dict[str, Written]:

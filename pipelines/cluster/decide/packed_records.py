@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.arrow_stream import arrow_stream
-from pipelines.decide_ops.bounded_lists import bounded_lists
+from connectors.bounded_lists import bounded_lists
 from pipelines.decide_ops.decode import KafkaRecord
 
 __all__ = ["PACKED_SCHEMA", "Payload", "bounded_slices", "pack", "unpack"]

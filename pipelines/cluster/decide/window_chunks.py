@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from broker_state.store.value_format import StoredRecord
+from connectors.bounded_lists import bounded_lists
 from pipelines.cluster.decide.hash_index import HASH_BYTES, NONE, Hashes, HashIndex, hashes_of
-from pipelines.decide_ops.bounded_lists import bounded_lists
 
 __all__ = ["CHUNK_BYTES", "ChunkMap", "WindowChunks", "WindowIndex"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from broker_state.audit import DeliveryRow, OperationRow
 from connectors.delta.reference import tables_markdown
-from connectors.delta.rows import SLICE_BYTES_MAX, decode_rows, encode_rows
+from connectors.delta.rows import SLICE_BYTES_MAX, decode_rows, encode_rows, in_pieces
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, TABLES, Kind
@@ -65,6 +65,19 @@ def test_each_value_comes_back_in_the_column_of_its_name(name: str) -> None:
     (decoded,) = decode_rows(name, encode_rows(name, [row_type._make(sentinels.values())])).to_pylist()
 
     assert decoded == sentinels
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "rows_each"), [(1, [132_000, 132_000, 36_000]), (10_000, [8_000, 8_000, 4_000])]
+)
+def test_pieces_are_neither_small_nor_too_large_for_memory(text_bytes: int, rows_each: list[int]) -> None:
+    count = 4_000
+    table = pa.table({"text": pa.repeat("x" * text_bytes, count)})
+
+    pieces = list(in_pieces([table] * (sum(rows_each) // count)))
+
+    assert [piece.num_rows for piece in pieces] == rows_each
+    assert pa.concat_tables(pieces).num_rows == sum(rows_each)
 
 
 def test_no_slice_is_longer_than_the_limit() -> None:

@@ -97,8 +97,8 @@ def rows_in(sent: Sequence[tuple[EntryKey, bytes]]) -> Counter[str]:
         begin = cursors.take(key)
         if begin is not None and key.kind == EntryKind.AUDIT:
             table, data = read_slice(value)
-            found = rows_from(completed_rows(table, [(None, data)], "epoch", "T"), begin)
-            rows.update(f"{table} {row}" for row in found.to_pylist())
+            (found,) = completed_rows(table, [(None, data)], "epoch", "T")
+            rows.update(f"{table} {row}" for row in rows_from(found, begin).to_pylist())
     return rows
 
 
@@ -117,7 +117,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def decoded_rows(entry: PlacedEntry) -> int:
     table, data = read_slice(entry.value)
-    return len(completed_rows(table, [(None, data)], "epoch", "T"))
+    (found,) = completed_rows(table, [(None, data)], "epoch", "T")
+    return len(found)
 
 
 def kafka_offset_of(row: str) -> int:

@@ -1,4 +1,4 @@
-"""Small tables and slices are joined up to a bound, in their order, and none is lost."""
+"""Slices that are completed together give the rows that each gives by itself, and long ones are not together."""
 
 from collections import Counter
 
@@ -8,35 +8,10 @@ import pytest
 from broker_state.audit import OperationRow
 from connectors.arrow_stream import arrow_stream
 from connectors.delta.rows import completed_rows, encode_rows
-from connectors.delta.waiting_rows import WaitingSlices, in_pieces
 from popstream.wire.base_errors import Corrupt
 
 ROWS = {0: 2, 1: 9_000, 2: 30, 3: 1}
 """How many a WriteBatch has, by its number."""
-
-
-@pytest.mark.parametrize(
-    ("text_bytes", "rows_each"), [(1, [132_000, 132_000, 36_000]), (10_000, [8_000, 8_000, 4_000])]
-)
-def test_pieces_are_neither_small_nor_too_large_for_memory(text_bytes: int, rows_each: list[int]) -> None:
-    count = 4_000
-    table = pa.table({"text": pa.repeat("x" * text_bytes, count)})
-
-    pieces = list(in_pieces([table] * (sum(rows_each) // count)))
-
-    assert [piece.num_rows for piece in pieces] == rows_each
-    assert pa.concat_tables(pieces).num_rows == sum(rows_each)
-
-
-def test_small_slices_are_joined_and_long_ones_are_alone() -> None:
-    sizes = [1, 30_000, 2_767, 1, 256 * 1024, 5, 6]
-    waiting = WaitingSlices()
-
-    found = [each for seq, size in enumerate(sizes) for each in waiting.add((seq, bytes(size)))]
-    found += waiting.take()
-
-    assert [[seq for seq, _ in slices] for slices in found] == [[0, 1, 2], [3], [4], [5, 6]]
-    assert not [*waiting.take()]
 
 
 @pytest.mark.parametrize("has_seq", [True, False])
@@ -48,9 +23,10 @@ def test_rows_of_slices_together_are_those_of_each(*, has_seq: bool) -> None:
     slices = [(seq if has_seq else None, data) for seq, of_write in enumerate(written) for data in of_write]
     assert len(slices) > len(written) + 1
 
-    together = completed_rows("operations", slices, "epoch", "topic id")
+    tables = [*completed_rows("operations", slices, "epoch", "topic id")]
 
-    each = [completed_rows("operations", [slice_], "epoch", "topic id") for slice_ in slices]
+    together = pa.concat_tables(tables)
+    each = [rows for slice_ in slices for rows in completed_rows("operations", [slice_], "epoch", "topic id")]
     assert together.num_rows == sum(ROWS.values()) + ROWS[0]
     assert together.equals(pa.concat_tables(each))
     if has_seq:
@@ -63,7 +39,17 @@ def test_rows_of_slices_together_are_those_of_each(*, has_seq: bool) -> None:
 def test_a_damaged_slice_among_others_is_corrupt() -> None:
     good = encode_rows("operations", [_operation(0, 0)])
     with pytest.raises(Corrupt, match="operations"):
-        completed_rows("operations", [(1, good[0]), (2, good[0][:-60]), (3, good[0])], "epoch", "topic id")
+        list(completed_rows("operations", [(1, good[0]), (2, good[0][:-60]), (3, good[0])], "epoch", "topic id"))
+
+
+def test_small_slices_are_completed_together_and_long_ones_alone() -> None:
+    small, long = (encode_rows("operations", [_operation(0, at) for at in range(rows)])[0] for rows in (1, 8_000))
+    assert len(small) * 7 < 32 * 1024 < len(small) * 8
+    assert len(long) > 32 * 1024
+
+    tables = completed_rows("operations", [(None, data) for data in [small] * 8 + [long, small]], "epoch", "topic id")
+
+    assert [table.num_rows for table in tables] == [7, 1, 8_000, 1]
 
 
 def _operation(seq: int, number: int) -> OperationRow:
