@@ -138,8 +138,8 @@ class Decoder:
                 if error.reason is not RejectReason.NOT_SIGNED or not isinstance(command, ReturnClient):
                     return _reject(record, error.reason, str(error), msgspec.json.decode(value))
                 forbidden = str(error)
-        is_routed = self._routes.get((command.topic, command.queue_id)) == (key, partition)
-        misrouted = "" if is_routed else self._misrouted(record, command.topic, command.queue_id)
+        route = self._routes.get((command.topic, command.queue_id)) or self._route(command.topic, command.queue_id)
+        misrouted = "" if route == (key, partition) else _misrouted(record, *route)
         digest = xxhash.xxh3_64_digest(value)
         return OpRecord(partition, kafka_offset, timestamp_ms, command, digest, misrouted, forged, forbidden, admin_key)
 
@@ -161,25 +161,25 @@ class Decoder:
             return None
         return msgspec.structs.replace(command, entries=entries)
 
-    def _misrouted(self, record: KafkaRecord, topic: str, queue_id: int) -> str:
-        """Return what is wrong with the place of a record; empty: nothing."""
-        route = self._routes.get((topic, queue_id))
-        if route is None:
-            # Not `ops_key`, which raises for names that no queue can have: the kernel refuses those.
-            key = f"{topic}\0{queue_id}".encode()
-            route = (key, partition_of(key, self._partition_count))
-            # A name that no queue can have may be as long as a record.
-            if len(self._routes) < _ROUTES_MAX and is_queue_name(topic, queue_id):
-                self._routes[topic, queue_id] = route
-        key, partition = route
-        if key != record.key:
-            return "the key of the record must be the topic, a zero byte, and the queue id in decimal"
-        if partition != record.partition:
-            return (
-                f"the record is on partition {record.partition}, and its key belongs on {partition}: by murmur2, as in"
-                " Kafka's Java producer (librdkafka: partitioner=murmur2_random)"
-            )
-        return ""
+    def _route(self, topic: str, queue_id: int) -> tuple[bytes, int]:
+        """Return the key and the partition of the records of a queue, and keep them."""
+        # Not `ops_key`, which raises for names that no queue can have: the kernel refuses those.
+        key = f"{topic}\0{queue_id}".encode()
+        route = (key, partition_of(key, self._partition_count))
+        # A name that no queue can have may be as long as a record.
+        if len(self._routes) < _ROUTES_MAX and is_queue_name(topic, queue_id):
+            self._routes[topic, queue_id] = route
+        return route
+
+
+def _misrouted(record: KafkaRecord, key: bytes, partition: int) -> str:
+    """Return what is wrong with the place of a record, which is not the key and the partition of its queue."""
+    if key != record.key:
+        return "the key of the record must be the topic, a zero byte, and the queue id in decimal"
+    return (
+        f"the record is on partition {record.partition}, and its key belongs on {partition}: by murmur2, as in"
+        " Kafka's Java producer (librdkafka: partitioner=murmur2_random)"
+    )
 
 
 def _verify(command: EntryCommand, signer: Signer, at_ms: int) -> tuple[EntryCommand, frozenset[int]]:
