@@ -1,8 +1,6 @@
 """What a shard has in memory, and what a part of its decisions, a packed environment and a row of a table take."""
 
 import gc
-import os
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +19,7 @@ from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.rows import encode_slices
-from connectors.delta.session import QUICK_COMPILER
-from connectors.jars.resolve import spark_jars
 from connectors.spark_cluster.packed_environment import pack as pack_environment
-from connectors.spark_cluster.storage import checkpoint_conf
 from pipelines.cluster.audit.entry_rows import EntryRows
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.written_tables import WrittenTables
@@ -36,7 +31,6 @@ from pipelines.cluster.decide.outgoing import EntryKey
 from pipelines.cluster.decide.packed_records import Payload, bounded_slices, pack
 from pipelines.cluster.decide.shard import Shard, ShardMeta, ShardSettings
 from pipelines.cluster.decide.window_chunks import WindowChunks, WindowIndex
-from pipelines.cluster.session import cluster_session
 from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from pipelines.decide_ops.entry import Entry, EntryKind
@@ -53,6 +47,7 @@ from tests.benchmarks.measured_operations import (
     whole_pop_ops,
 )
 from tests.benchmarks.part_process import run_apart
+from tests.cluster.local_spark import local_session
 from tests.support.audit_tables import delivery
 from tests.support.cluster_log import left_by
 from tests.support.in_process.memory_maps import SEED, ShardStore, memory_maps
@@ -236,21 +231,7 @@ class _Site:
     """A Spark on threads of this machine."""
 
     def __init__(self, work: Path, var: Path) -> None:
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-        self.spark = cluster_session(
-            "popstream-bench",
-            2,
-            {
-                **checkpoint_conf(str(work)),
-                "spark.master": "local[2]",
-                "spark.ui.enabled": "false",
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.driver.memory": "1g",
-                "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_jars(var)),
-                "spark.driver.extraJavaOptions": f"{QUICK_COMPILER} -XX:+UseSerialGC -Duser.timezone=UTC",
-            },
-        )
+        self.spark = local_session("popstream-bench", work / "jvm_crash.log", var)
 
     def __enter__(self) -> Self:
         return self

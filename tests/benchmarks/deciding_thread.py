@@ -25,6 +25,7 @@ from broker_state.kernel.fold import fold
 from broker_state.store.keys import op_key, queue_prefix
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import OUTBOX, RocksStore
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.decide_ops.entries import entries_of, rows_by_table
 from tests.benchmarks.measured_operations import declare_queue, op_records, single_entry_ops
 
@@ -89,7 +90,7 @@ def cpu_us() -> dict[str, float]:
 
 
 def _round(store: RocksStore, found: dict[str, list[float]]) -> None:
-    overlay = Overlay(store)
+    overlay, outbox = Overlay(store), Outbox(store)
     fold(overlay, op_records(declare_queue("orders", 0, OPERATIONS // 2)), Decision())
     store.write(overlay)
     commands = list(single_entry_ops("orders", 0, "billing", OPERATIONS // 2, reply_to=0))
@@ -104,7 +105,7 @@ def _round(store: RocksStore, found: dict[str, list[float]]) -> None:
 
     began_s = time.thread_time()
     entries = entries_of(decision, (), 1, results_partitions=1, signer=None)
-    store.write(overlay, ((OUTBOX, entry.key, entry.value) for entry in entries))
+    store.write(overlay, outbox.changes(entries))
     note("to encode and write it", began_s)
     began_s = time.thread_time()
     data = pickle.dumps(handed, pickle.HIGHEST_PROTOCOL)

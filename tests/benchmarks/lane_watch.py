@@ -19,7 +19,8 @@ from broker_state import KERNEL_FORM
 from broker_state.kernel.context.decision import Decision
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
-from broker_state.store.rocks_store import OUTBOX, RocksStore
+from broker_state.store.rocks_store import RocksStore
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.control.lane_metrics import LaneMetrics
 from pipelines.control.lane_watch import LaneWatch
 from pipelines.decide_ops.entries import entries_of
@@ -58,7 +59,7 @@ def measured(queues: int, groups: int, operations: int) -> tuple[float, float, f
     in_turn = itertools.chain.from_iterable(zip(*streams, strict=True))
     decided_s = counted_s = 0.0
     with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
-        overlay, watch = Overlay(store), LaneWatch(store, LaneMetrics(), GROUPS_MAX)
+        overlay, outbox, watch = Overlay(store), Outbox(store), LaneWatch(store, LaneMetrics(), GROUPS_MAX)
         for queue_id in range(queues):
             fold(overlay, op_records(declare_queue(TOPIC, queue_id, messages)), Decision())
         store.write(overlay)
@@ -71,7 +72,7 @@ def measured(queues: int, groups: int, operations: int) -> tuple[float, float, f
             began_s, decision = time.thread_time(), Decision()
             touched = fold(overlay, records, decision)
             entries = entries_of(decision, (), apply_seq, results_partitions=1, signer=None)
-            store.write(overlay, ((OUTBOX, entry.key, entry.value) for entry in entries))
+            store.write(overlay, outbox.changes(entries))
             at_s = time.thread_time()
             watch.observe(decision, touched)
             watch._count_pending()

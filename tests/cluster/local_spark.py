@@ -28,11 +28,11 @@ LOCAL = {
 }
 
 
-def local_session(name: str, crash: Path) -> SparkSession:
-    """Return the session; a JVM that crashes writes its report to the file `crash`."""
+def local_session(name: str, crash: Path, var: Path = ROOT / "var") -> SparkSession:
+    """Return the session, with the jars in `var`; a JVM that crashes writes its report to the file `crash`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     options = f"{LOCAL['spark.driver.extraJavaOptions']} -XX:ErrorFile={crash}"
-    jars = os.pathsep.join(str(jar) for jar in spark_jars(ROOT / "var"))
+    jars = os.pathsep.join(str(jar) for jar in spark_jars(var))
     own = {"spark.driver.extraClassPath": jars, "spark.driver.extraJavaOptions": options}
     return cluster_session(name, 2, {**LOCAL, **own})

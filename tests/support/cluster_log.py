@@ -170,7 +170,7 @@ def take_last_commit(checkpoint: Path) -> int:
     commits = checkpoint / "commits"
     last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
     for file in (commits / str(last), commits / f".{last}.crc"):
-        file.unlink(missing_ok=True)
+        file.unlink()
     return last
 
 
