@@ -42,8 +42,8 @@ __all__ = [
     "plain_rows",
 ]
 
-SLICE_BYTES_MAX: Final = 256 * 1024
-"""Cap of one outbox entry."""
+SLICE_BYTES_MAX: Final = 256 * 1024 - 1
+"""Cap of a slice: an outbox entry has it behind the number of its table, and at most 256 KiB."""
 
 Slice = tuple["int | None", bytes]
 """(apply_seq, Arrow stream) of an entry; None where the rows have that of their records."""

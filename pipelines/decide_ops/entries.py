@@ -88,7 +88,7 @@ def placed_entries(
         yield PlacedEntry(EntryKind.DEAD_LETTER, msgspec.msgpack.encode(letter), end)
     for table, rows in rows_by_table(decision, rejected).items():
         done = 0
-        for count, data in encode_slices(table, rows, ENTRY_BYTES_MAX - 1):
+        for count, data in encode_slices(table, rows):
             done += count
             last = rows[done - 1]
             yield PlacedEntry(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
 from typing import Any
 
 import msgspec
 import pytest
 
 from broker_state.kernel.context.decision import Decision
-from pipelines.decide_ops.entries import entries_of, read_frame
+from connectors.delta.rows import decode_rows, encode_rows, plain_rows
+from pipelines.decide_ops.entries import entries_of, read_frame, read_slice
 from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind
 from popstream.wire.answer import Answer, LeasedRange, Run, decode_frame, encode_answer
 from popstream.wire.handle import Signer
 from popstream.wire.reason import Reason
 from popstream.wire.signing import KeyRing
+from tests.support.audit_tables import delivery
 
 SIGNER = Signer(KeyRing.of({"a": b"secret"}, "a"))
 RESULTS_PARTITIONS = 2
@@ -78,3 +82,27 @@ def test_a_long_answer_comes_in_parts_that_join_to_it(signer: Signer | None) -> 
     assert msgspec.structs.replace(parts[0], messages=[], runs=[], handles=[], commit_offsets={}, part=0, parts=1) == (
         answer("long")
     )
+
+
+def test_rows_are_cut_for_entries_as_verify_expects_them() -> None:
+    """Also a row that leaves no room for the number of its table in an entry of the greatest length."""
+    chance = random.Random(0)
+    text = "".join(chr(chance.randrange(0x20, 0x7F)) for _ in range(400_000))
+    lengths = range(200_000, 400_000)
+
+    def stream_bytes(length: int) -> int:
+        (data,) = encode_rows("deliveries", [delivery(0, 0)._replace(client_id=text[:length])], limit_bytes=1 << 20)
+        return len(data)
+
+    fills_an_entry = lengths[bisect_left(lengths, ENTRY_BYTES_MAX, key=stream_bytes)]
+    assert stream_bytes(fills_an_entry) == ENTRY_BYTES_MAX
+
+    for length in (fills_an_entry - 100, fills_an_entry):
+        decision = Decision()
+        decision.deliveries = [delivery(0, 0)._replace(client_id=text[:length])]
+        entries = entries_of(decision, [], 1, results_partitions=RESULTS_PARTITIONS, signer=None)
+        assert all(len(entry.value) <= ENTRY_BYTES_MAX for entry in entries)
+        slices = [read_slice(entry.value) for entry in entries if entry.kind == EntryKind.AUDIT]
+        assert {table for table, _ in slices} == {"deliveries"}
+        decoded = decode_rows("deliveries", [data for _, data in slices])
+        assert decoded.equals(plain_rows("deliveries", decision.deliveries))
