@@ -231,6 +231,8 @@ class KafkaPayloads:
             try:
                 with self._changed:
                     targets = self._planner.targets(time.monotonic())
+                if not targets:
+                    continue  # what was expected has not been asked for in time
                 blocks = self._reader.read(targets)
                 with self._changed:
                     for call in self._planner.serve(blocks, time.monotonic()):

@@ -485,6 +485,21 @@ def test_what_is_expected_and_does_not_come_is_given_up(
     assert payloads.fetch(*QUEUE, [(5, 14)], 0.05).late == [(10, 14)]
 
 
+def test_when_nothing_is_wanted_any_more_the_connection_stays(
+    logs: dict[tuple[str, int], Log], payloads: KafkaPayloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one queue that is read steadily, and whose last expected fetch does not come."""
+    monkeypatch.setattr(read_planner, "AHEAD_S", 0.02)
+    monkeypatch.setattr(partition_reader, "LATELY_S", 0.0)
+    logs[QUEUE] = Log(10)
+    for _ in range(3):
+        payloads.expect(*QUEUE, [(9, 14)])
+        wait_until_nothing_is_read(payloads)
+    assert len(payloads.fetch(*QUEUE, [(5, 9)], LONG_S).payloads) == 5
+    (consumer,) = ScriptedConsumer.made
+    assert not consumer.is_closed
+
+
 def test_an_error_in_reading_ahead_is_that_of_the_fetch(
     logs: dict[tuple[str, int], Log], payloads: KafkaPayloads
 ) -> None:
