@@ -31,11 +31,10 @@ from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from connectors.delta.damage import how_to_repair
-from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
-from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
+from connectors.delta.data_files import data_schema, parquet_writer, written_file
+from connectors.delta.log.commits import Commit, sync, sync_version
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, write_commit
@@ -53,10 +52,13 @@ if TYPE_CHECKING:
 __all__ = ["NICE", "Compacted", "compact"]
 
 FILE_BYTES: Final = 64 * 1024 * 1024
-"""Files of this size are left alone, and no file becomes larger."""
+"""Files of this size are left alone, and neighbours are joined up to it."""
 
 RANGE_BYTES: Final = 8 * 1024 * 1024
 """Size of the files of a range, about. A date that is smaller than two of them has one file."""
+
+RANGES_MAX: Final = 128
+"""Files that are written at once. Dates of more than 1 GiB have larger ones."""
 
 PREFIX: Final = "compacted-"
 CLUSTERED: Final = "clustered-"
@@ -135,7 +137,7 @@ def _closed_dates(
         size = sum(file.size for file in of_date)
         is_closed = day is not None and dt.date.fromisoformat(day) < today
         if is_closed and size >= 2 * RANGE_BYTES and all(_is_settled(path, file) for file in of_date):
-            ranges = QueueRanges.of(path, table, of_date, size // RANGE_BYTES)
+            ranges = QueueRanges.of(path, table, of_date, min(size // RANGE_BYTES, RANGES_MAX))
             if ranges.count > 1:
                 yield of_date, ranges
 
@@ -165,10 +167,16 @@ def _partition(file: DataFile) -> str:
 
 
 def _is_settled(path: Path, file: DataFile) -> bool:
-    """Return whether no Spark can replace the commit of the file any more, which would leave its rows twice."""
+    """Return whether no Spark can replace the commit of the file any more, which would leave its rows twice.
+
+    A file that is lost counts as settled: who reads it says so.
+    """
     if not Path(file.path).name.startswith((PREFIX, CLUSTERED)):
         return True
-    return (path / file.relative_path).stat().st_mtime < time.time() - SETTLED_AFTER_S
+    try:
+        return (path / file.relative_path).stat().st_mtime < time.time() - SETTLED_AFTER_S
+    except FileNotFoundError:
+        return True
 
 
 def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], ranges: QueueRanges | None) -> int:
@@ -186,8 +194,7 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], 
 
     with deleted_unless_committed(path, found.version, names):
         joined = _joined(path, table, files, names, ranges)
-        # A power loss must not lose a commit that says which rows are delivered, and keep the rows.
-        _sync_version(path, found.version)
+        sync_version(path, found.version)
         write_commit(path, found.version, _actions(found.version, files, joined), require_compatible)
     return len(names)
 
@@ -215,17 +222,9 @@ def _joined(
     for made in (path / unquote(name) for name in names):
         sync(made)
         sync(made.parent)
-    return [
-        DataFile(
-            path=name,
-            size=(path / unquote(name)).stat().st_size,
-            # Not the present time: the next compaction needs the order in which the rows came.
-            modification_ms=max(file.modification_ms for file in files),
-            partition_values=files[0].partition_values,
-            stats=msgspec.json.encode(file_statistics(pq.read_metadata(path / unquote(name)))).decode(),
-        )
-        for name in names
-    ]
+    # Not the present time: the next compaction needs the order in which the rows came.
+    newest_ms = max(file.modification_ms for file in files)
+    return [written_file(path, name, newest_ms, files[0].partition_values) for name in names]
 
 
 def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema, may_lack: Collection[str]) -> Iterator[pa.Table]:
@@ -233,13 +232,6 @@ def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema, may_lack: Co
         with OpenedFile.of(path, file) as opened:
             opened.require_no_other_columns(schema)
             yield from opened.in_parts(schema, may_lack, ROWS_AT_ONCE)
-
-
-def _sync_version(path: Path, version: int) -> None:
-    """Make a commit durable, unless Delta has deleted its file because a checkpoint covers it."""
-    commit = read_commit(path, version)
-    if commit is not None:
-        sync_commits(path, [commit])
 
 
 def _actions(read_version: int, files: list[DataFile], joined: list[DataFile]) -> Iterator[dict[str, Any]]:

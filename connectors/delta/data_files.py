@@ -11,6 +11,7 @@ import datetime as dt
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from connectors.delta.tables import Table
 
-__all__ = ["DataFilesWriter", "data_schema", "file_statistics", "parquet_writer", "write_data_files"]
+__all__ = ["DataFilesWriter", "data_schema", "parquet_writer", "write_data_files", "written_file"]
 
 _OPEN_MAX: Final = 32
 """Files that are open at a time. Rows of more dates than this, in no order, make several files a date."""
@@ -96,7 +97,8 @@ class DataFilesWriter(contextlib.AbstractContextManager["DataFilesWriter"]):
             files = [made.path for made in self._made]
             for place in (*files, *{file.parent for file in files}, self._path):
                 sync(place)
-        return [made.data_file() for made in self._made]
+        now_ms = int(time.time() * 1000)
+        return [written_file(self._path, made.name, now_ms, made.values) for made in self._made]
 
     def _opened(self, value: str) -> pq.ParquetWriter:
         made = _PartitionFile(self._path, self._table, value)
@@ -129,6 +131,25 @@ def parquet_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
         write_page_checksum=True,
         use_dictionary=[name for name in schema.names if name not in packed],
         column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+    )
+
+
+def written_file(path: Path, name: str, modification_ms: int, values: dict[str, str | None]) -> DataFile:
+    """Return a file that has been written and closed, as a commit names it.
+
+    Args:
+        path: Folder of the table.
+        name: Path of the file below it, percent-encoded as in the log.
+        modification_ms: When its rows were written, ms since 1970.
+        values: Of its partition, by column.
+    """
+    file = path / unquote(name)
+    return DataFile(
+        path=name,
+        size=file.stat().st_size,
+        modification_ms=modification_ms,
+        partition_values=values,
+        stats=msgspec.json.encode(file_statistics(pq.read_metadata(file))).decode(),
     )
 
 
@@ -171,20 +192,10 @@ class _PartitionFile:
     """A file of one partition, under a name of its own."""
 
     def __init__(self, root: Path, table: Table, value: str) -> None:
-        self._root = root
-        self._values: dict[str, str | None] = {} if table.partitioned_by is None else {table.partitioned_by: value}
-        folder = root.joinpath(*(f"{name}={each}" for name, each in self._values.items()))
-        self.path = folder / f"part-{secrets.token_hex(16)}.zstd.parquet"
-
-    def data_file(self) -> DataFile:
-        """Return the file, which has been closed, as a commit names it."""
-        return DataFile(
-            path=str(self.path.relative_to(self._root)),
-            size=self.path.stat().st_size,
-            modification_ms=int(time.time() * 1000),
-            partition_values=self._values,
-            stats=msgspec.json.encode(file_statistics(pq.read_metadata(self.path))).decode(),
-        )
+        self.values: dict[str, str | None] = {} if table.partitioned_by is None else {table.partitioned_by: value}
+        folder = "".join(f"{name}={each}/" for name, each in self.values.items())
+        self.name = f"{folder}part-{secrets.token_hex(16)}.zstd.parquet"
+        self.path = root / self.name
 
 
 def _by_partition(table: Table, piece: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -21,13 +21,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from broker_state.audit import HANDLER_CAUSE, StepCause
-from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
+from connectors.delta.data_files import data_schema, parquet_writer, written_file
 from connectors.delta.erased_values import ERASED, ERASED_CAUSE, NO_HEAD
 from connectors.delta.escaped_text import pattern_of
-from connectors.delta.log.commits import Commit, commits_after, sync, sync_commits
+from connectors.delta.log.commits import Commit, commits_after, sync, sync_commits, sync_version
 from connectors.delta.log.table_log import DataFile, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, txn_action, write_commit
@@ -129,6 +128,7 @@ def _erase_newest(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) ->
             _written_anew(path, table, found, file, name, wanted, changes)
             for file, name in zip(removed, names, strict=True)
         ]
+        sync_version(path, found.version)
         write_commit(path, found.version, _actions(found, removed, added, changes), require_compatible)
     return values, len(removed)
 
@@ -175,13 +175,7 @@ def _written_anew(
             writer.write_table(fresh)
     sync(made)
     sync(made.parent)
-    return DataFile(
-        path=name,
-        size=made.stat().st_size,
-        modification_ms=file.modification_ms,  # the order of rows
-        partition_values=file.partition_values,
-        stats=msgspec.json.encode(file_statistics(pq.read_metadata(made))).decode(),
-    )
+    return written_file(path, name, file.modification_ms, file.partition_values)  # the time keeps the order of rows
 
 
 def _count(path: Path, table: Table, file: DataFile, wanted: Wanted) -> int:

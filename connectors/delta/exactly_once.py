@@ -30,7 +30,7 @@ from connectors.delta.log.commits import (
 from connectors.delta.log.table_log import checkpoint_damage, require_table_log
 from connectors.delta.log.transactions import app_id, versions_by_epoch
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
-from connectors.delta.log.write_commit import add_action, commit_info, write_commit
+from connectors.delta.log.write_commit import add_action, commit_info, txn_action, write_commit
 from connectors.delta.row_totals import RowTotalsWriter
 from connectors.delta.spark_errors import SPARK_ERRORS
 from connectors.delta.store import TABLE_CHECKPOINT_INTERVAL, ensure_table, require_appendable, write_table_checkpoint
@@ -215,7 +215,7 @@ class ExactlyOnceTable:
             },
         )
         for app, last in {self._app_id: version, **self._totals.txns()}.items():
-            yield {"txn": {"appId": app, "version": last, "lastUpdated": files[0].modification_ms}}
+            yield txn_action(app, last)
         for file in files:
             yield add_action(file, data_change=True)
 

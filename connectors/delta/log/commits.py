@@ -33,6 +33,7 @@ __all__ = [
     "read_commit",
     "sync",
     "sync_commits",
+    "sync_version",
 ]
 
 
@@ -137,6 +138,17 @@ def sync_commits(table: Path, commits: Iterable[Commit]) -> None:
         sync(file)
     for folder in sorted(folders):
         sync(folder)
+
+
+def sync_version(table: Path, version: int) -> None:
+    """Make the commit of a version durable, unless Delta has deleted its file because a checkpoint covers it.
+
+    For a commit that removes files of this version: else a power loss may take the commit that says which rows are
+    delivered, and leave the rows.
+    """
+    commit = read_commit(table, version)
+    if commit is not None:
+        sync_commits(table, [commit])
 
 
 def commit_file(table: Path, version: int) -> Path:

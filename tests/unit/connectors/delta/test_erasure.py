@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,9 +29,6 @@ from connectors.delta.tables import TABLES, table_path
 from popstream.wire.base_errors import Invalid, Unavailable
 from tests.support.audit_tables import NOW_MS, delivery
 from tests.support.delta_files import append_audit_rows, create_table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DELIVERIES = TABLES["deliveries"]
 DAY_MS = 86_400_000
@@ -193,6 +191,25 @@ def test_a_file_that_somebody_may_be_about_to_commit_is_left_alone(root: Path) -
     assert fresh.exists()
     assert not orphan.exists()
     assert not file.exists()
+
+
+def test_what_came_before_is_on_the_disk_before_the_texts_are_erased(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power loss may take the commit that says which rows are delivered, and leave the rows: they come twice."""
+    synced: set[Path] = set()
+    before: list[set[Path]] = []
+    link = os.link
+
+    def linked(commit: Path, target: Path) -> None:
+        before.append({*synced})
+        link(commit, target)
+
+    version = require_table_log(root / "deliveries").version
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    monkeypatch.setattr(os, "link", linked)
+    erase(root, "deliveries", Wanted(text=ADDRESS))
+    assert root / "deliveries" / "_delta_log" / f"{version:020d}.json" in before[0]
 
 
 def test_it_goes_on_after_others_have_changed_the_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from connectors.delta.queue_ranges import QueueRanges
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import TABLES
 from pipelines.explain.message_rows import read_message_rows
+from popstream.wire.base_errors import Corrupt
 from tests.support.audit_tables import NOW_MS, delivery
 from tests.support.delta_files import append_audit_rows, create_table
 
@@ -113,6 +114,28 @@ def test_an_error_leaves_nothing_behind(root: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="disk full"):
         compact(root, DELIVERIES, dt.date(2026, 12, 31))
     assert not list((root / "deliveries").rglob("clustered-*"))
+
+
+def test_a_file_that_is_lost_is_named(root: Path) -> None:
+    """Also one that compaction has made, whose age it wants to know."""
+    later = dt.date(2026, 12, 31)
+    compact(root, DELIVERIES, later)
+    next((root / "deliveries").rglob("clustered-*")).unlink()
+    compact(root, DELIVERIES, later)  # left alone, so not missed
+    append_audit_rows(root, "deliveries", [delivery(99, 0, NOW_MS), delivery(99, 1, NOW_MS)])
+    append_audit_rows(root, "deliveries", [delivery(100, 0, NOW_MS)])
+    assert compact(root, DELIVERIES, dt.date(2020, 1, 1)).into == 1
+    (joined,) = (root / "deliveries").rglob("compacted-*")
+    joined.unlink()
+    append_audit_rows(root, "deliveries", [delivery(101, 0, NOW_MS)])
+    with pytest.raises(Corrupt, match=rf"{joined.name} is missing: bring it back"):
+        compact(root, DELIVERIES, dt.date(2020, 1, 1))
+
+
+def test_a_large_date_is_written_by_a_bounded_number_of_writers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "RANGE_BYTES", 100)
+    monkeypatch.setattr(compaction, "RANGES_MAX", 2)
+    assert compact(root, DELIVERIES, dt.date(2026, 12, 31)).into == 2 * DATES
 
 
 @pytest.mark.parametrize(
