@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,10 +11,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
-from pipelines.build_units.accepted_ids import DedupRule, MemoryIds
+from pipelines.build_units.accepted_ids import DedupRule
 from pipelines.cluster.audit.unit_entries import unit_records
 from pipelines.cluster.decide.outgoing import OutgoingRecord
 from pipelines.cluster.decide.spark_maps import open_map, open_value
+from pipelines.cluster.queues.kept_ids import KeptIds
 from pipelines.cluster.queues.queue_log import decode_log_record
 from pipelines.cluster.queues.queue_shard import BuiltQueue, BuiltUnits, QueueMeta, QueueShard
 from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
@@ -25,11 +25,7 @@ from popstream.wire.signing import SIGNED_BEFORE_MS_MAX, AdminKey, sign_operatio
 
 __all__ = ["QueueProcessor", "UnitSettings", "signed_at_ms"]
 
-IDS_KEPT_MAX = 2_000_000
-"""Ids that a worker keeps of all its queues, some 250 bytes each; those of the queue at hand are kept in any case."""
-
-_ids: "OrderedDict[tuple[str, str], tuple[QueueMeta, MemoryIds]]" = OrderedDict()
-"""By run of the query and key: the ids of a queue, with the meta that they belong to. The last used is the last one."""
+_kept_ids = KeptIds()
 
 
 class UnitSettings(NamedTuple):
@@ -76,9 +72,8 @@ class QueueProcessor(StatefulProcessor):
         queue = queue_of_ops_key(name.encode())
         stored = self._meta.get()
         before = QueueMeta() if stored is None else QueueMeta.decode(stored)
-        place = self._settings.run_id, name
-        meta, ids = _ids.pop(place, (None, None))
-        shard = QueueShard(queue, self._units, before, self._settings.rule, ids if meta == before else None)
+        ids = _kept_ids.take(self._settings.run_id, name, before)
+        shard = QueueShard(queue, self._units, before, self._settings.rule, ids)
         ordered: list[tuple[int, bytes]] = []
         planned_ms = 0
         for row in rows:
@@ -91,11 +86,10 @@ class QueueProcessor(StatefulProcessor):
             built = shard.apply((log_offset, decode_log_record(value)) for log_offset, value in ordered)
         finally:
             gc.enable()
+        _kept_ids.keep(name, shard.meta, shard.ids)
         if shard.meta == before:
-            _keep(place, shard)
             return
         self._meta.put(shard.meta.encode())
-        _keep(place, shard)
         for record in self._outgoing(queue, name, before, shard.meta, built, at_ms):
             yield record.row
 
@@ -139,11 +133,3 @@ def signed_at_ms(planned_ms: int, now_ms: int) -> int:
         now_ms: The time here.
     """
     return planned_ms if now_ms - planned_ms < SIGNED_BEFORE_MS_MAX // 2 else now_ms
-
-
-def _keep(place: tuple[str, str], shard: QueueShard) -> None:
-    if shard.ids is None:
-        return
-    _ids[place] = shard.meta, shard.ids
-    while len(_ids) > 1 and sum(len(ids) for _, ids in _ids.values()) > IDS_KEPT_MAX:
-        _ids.popitem(last=False)

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.build_units.accepted_ids import DedupRule
 from pipelines.cluster.queues import queue_processor
+from pipelines.cluster.queues.kept_ids import KeptIds
 from pipelines.cluster.queues.queue_log import Began, Scanned, encode_log_record
 from pipelines.cluster.queues.queue_processor import QueueProcessor, UnitSettings, signed_at_ms
 from popstream.wire.signing import SIGNED_BEFORE_MS_MAX, AdminKey
@@ -45,7 +46,7 @@ def processor() -> QueueProcessor:
 
 def sent(now_ms: int, monkeypatch: pytest.MonkeyPatch, planned_ms: int = PLANNED_MS) -> list[Any]:
     replace_time(monkeypatch, "pipelines.cluster.queues.queue_processor", time=lambda: now_ms / 1000)
-    queue_processor._ids.clear()
+    monkeypatch.setattr(queue_processor, "_kept_ids", KeptIds())
     records = [Began("T", "simple", 0), Scanned("T", 0, 60)]
     rows = [LogRow(at, encode_log_record(each), planned_ms) for at, each in enumerate(records, 7)]
     return list(processor().handleInputRows(("orders\0" + "0",), reversed(rows), None))
