@@ -7,6 +7,7 @@ that the later of two writers replaces the file of the other. With the option be
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["NewFile"]
 
 _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
+_ABORTABLE: Final = "fs.capability.outputstream.abortable"
+"""Of a stream whose file is not visible before it is closed."""
 _EXISTS: Final = ("org.apache.hadoop.fs.FileAlreadyExistsException", "java.nio.file.FileAlreadyExistsException")
 _CHANGED: Final = "org.apache.hadoop.fs.s3a.RemoteFileChangedException"
 """What S3A raises when the condition of an upload did not hold."""
@@ -41,9 +44,10 @@ class NewFile:
         self._url = url
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
         try:
-            path = jvm.org.apache.hadoop.fs.Path(url)
+            self._path: Any = jvm.org.apache.hadoop.fs.Path(url)
             configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - as above
-            builder = path.getFileSystem(configuration).createFile(path).overwrite(False).recursive()
+            self._file_system: Any = self._path.getFileSystem(configuration)
+            builder = self._file_system.createFile(self._path).overwrite(False).recursive()
             # An option that a file system does not know is ignored.
             self._stream: Any = builder.opt(_CONDITIONAL, True).build()
         except JVM_ERRORS as error:
@@ -66,8 +70,20 @@ class NewFile:
         except JVM_ERRORS as error:
             if _is_lost(error):
                 return False
+            self._undo(stream)
             raise self._unreachable(error) from error
         return True
+
+    def _undo(self, stream: Any) -> None:  # noqa: ANN401 - of the JVM
+        """Leave no part of the file, which its readers would take for a damaged one. The first error counts."""
+        with contextlib.suppress(*JVM_ERRORS):
+            if stream.hasCapability(_ABORTABLE):
+                stream.abort()
+                return
+        with contextlib.suppress(*JVM_ERRORS):
+            stream.close()
+        with contextlib.suppress(*JVM_ERRORS):
+            self._file_system.delete(self._path, False)
 
     def _unreachable(self, error: BaseException) -> Unavailable:
         return Unavailable(f"{self._url} cannot be written: {first_line(error)}", subject=self._url)

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
@@ -12,6 +11,7 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import Snapshot
 from connectors.delta.tables import TABLES
+from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.undelivered import read_undelivered
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.checkpoint_layout import decide_checkpoint, units_checkpoint
@@ -140,18 +140,16 @@ def local_tables(spark: SparkSession, tables: str, folder: Path) -> Path:
         Invalid: There are none.
         Unavailable: The place cannot be reached.
     """
-    place = urlsplit(tables)
-    if place.scheme in {"", "file"}:
-        found = Path(place.path)
-        names = [name for name in TABLES if (found / name / "_delta_log").is_dir()]
-    else:
-        found = folder
-        names = [name for name in TABLES if HadoopFile(spark, f"{tables}/{name}/_delta_log").names()]
-        for name in names:
-            # The log first: what it names was written before.
-            HadoopFile(spark, f"{tables}/{name}/_delta_log").copy_to(folder / name / "_delta_log")
-            HadoopFile(spark, f"{tables}/{name}").copy_to(folder / name, without="_delta_log")
+    locations = TableLocations(tables)
+    names = [name for name in TABLES if HadoopFile(spark, f"{locations.of(name)}/_delta_log").names()]
     if not names:
         message = f"there are no tables in {tables}: name their place with --tables"
         raise Invalid(message, subject=tables)
-    return found
+    here = locations.folder(spark)
+    if here is not None:
+        return here
+    for name in names:
+        # The log first: what it names was written before.
+        HadoopFile(spark, f"{locations.of(name)}/_delta_log").copy_to(folder / name / "_delta_log")
+        HadoopFile(spark, locations.of(name)).copy_to(folder / name, without="_delta_log")
+    return folder

@@ -5,10 +5,9 @@ Timers of Spark would let results depend on when a micro-batch runs; a tick is a
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import msgspec
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 
 from broker_state.store.keys import NEVER_MS
 from connectors.kafka.cluster_topics import ClusterTopics
@@ -17,6 +16,7 @@ from pipelines.apply_ops.tick_producer import TickProducer
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.cluster.decide.outgoing import Deadlines, deadlines_record
 from pipelines.cluster.decide.shard import QueueDeadline
+from pipelines.cluster.keyed_log import KeyedLog
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.queue_name import QueueName
@@ -56,16 +56,16 @@ def publish_deadlines(
             close_producer(producer, _TIMEOUT_S)
 
 
-def newest_deadlines(records: Iterable[Any]) -> Iterator[tuple[bytes, Deadlines]]:
+def newest_deadlines(records: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, Deadlines]]:
     """Yield the last deadlines of each shard, with the newest timestamp that any of its records has.
 
     The clocks of brokers differ, so the last one need not have it; but what it says was decided is.
     """
     last: dict[bytes, bytes] = {}
     newest_ms: dict[bytes, int] = {}
-    for record in records:
-        last[record.key] = record.value
-        newest_ms[record.key] = max(newest_ms.get(record.key, 0), _decode_newest_ms(record.value)[0])
+    for shard, value in records:
+        last[shard] = value
+        newest_ms[shard] = max(newest_ms.get(shard, 0), _decode_newest_ms(value)[0])
     for shard, value in last.items():
         deadlines = _decode(value)
         yield shard, Deadlines(newest_ms[shard], deadlines.queues)
@@ -109,8 +109,13 @@ class DeadlineTicker:
         self._ticks: TickProducer | None = None
 
     def start(self) -> None:
-        """Start to read and to tick."""
-        self._ticks = TickProducer(self._connection, self._ops_topic, self._ops_partitions)
+        """Start to read and to tick.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+        """
+        with kafka_errors(f"{self._ops_topic} cannot be written", self._ops_topic):
+            self._ticks = TickProducer(self._connection, self._ops_topic, self._ops_partitions)
         self._thread.start()
         self._ticker.start()
 
@@ -142,23 +147,14 @@ class DeadlineTicker:
                 self.learn(shard, deadlines)
 
     def _read(self) -> None:
-        consumer: KafkaConsumer | None = None
         try:
-            consumer = KafkaConsumer(
-                **self._connection.for_kafka_python(), group_id=None, enable_auto_commit=False, fetch_max_wait_ms=100
-            )
-            partition = TopicPartition(self._topic, 0)
-            consumer.assign([partition])
-            consumer.seek_to_beginning(partition)
-            while not self._stopping.is_set():
-                for shard, deadlines in newest_deadlines(consumer.poll(timeout_ms=_POLL_MS).get(partition, [])):
-                    self.learn(shard, deadlines)
-                self.look_again()
+            with KeyedLog(self._connection, self._topic) as log:
+                while not self._stopping.is_set():
+                    for shard, deadlines in newest_deadlines(log.next(_POLL_MS)):
+                        self.learn(shard, deadlines)
+                    self.look_again()
         except Exception as error:  # noqa: BLE001 - any error ends the job, which reports it
             self._on_failure(error)
-        finally:
-            if consumer is not None:
-                consumer.close()
 
     def _send(self, queue: QueueName, value: bytes, answered: Callable[[int | None], None]) -> None:
         assert self._ticks is not None, "it has been started"

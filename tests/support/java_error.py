@@ -17,8 +17,8 @@ class Ended:
         raise Py4JError(message)
 
 
-def java_error(text: str) -> Py4JJavaError:
-    """Return an error whose exception has a text."""
+def java_error(text: str, name: str = "java.io.IOException") -> Py4JJavaError:
+    """Return an error whose exception has a text, and a class of this name."""
 
     class Throwable(Ended):
         _target_id = "o1"
@@ -26,6 +26,12 @@ def java_error(text: str) -> Py4JJavaError:
 
         def toString(self) -> str:  # noqa: N802 - as Java has it
             return text
+
+        def getClass(self) -> Throwable:  # noqa: N802
+            return self
+
+        def getName(self) -> str:  # noqa: N802
+            return name
 
     return Py4JJavaError("An error occurred", Throwable())
 

@@ -5,6 +5,7 @@ each queue is built it learns at the start from `<prefix>.cluster_queues`. It ma
 then: what is read twice is scanned twice, and changes nothing.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -85,16 +86,19 @@ class LogQueueWriter:
         self._state_epoch = state_epoch
         self._signs = signs
         self._packed: DataFrame | None = None
-        self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", enable_idempotence=True)
-        self._built = KeyedLog(connection, internal.queues)
-        for queue, meta in self._news():
-            if meta.record is not None:
-                self.queues[queue] = meta.record
+        with contextlib.ExitStack() as clients:
+            with kafka_errors(f"{self._log_topic} cannot be written", self._log_topic):
+                self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", enable_idempotence=True)
+            clients.callback(close_producer, self._producer, _TIMEOUT_S)
+            self._built = clients.enter_context(KeyedLog(connection, internal.queues))
+            for queue, meta in self._news():
+                if meta.record is not None:
+                    self.queues[queue] = meta.record
+            self._clients = clients.pop_all()
 
     def close(self) -> None:
         """Disconnect."""
-        self._built.close()
-        close_producer(self._producer, _TIMEOUT_S)
+        self._clients.close()
 
     def update_topics(self, topics: Mapping[str, MessageTopic], queue_types: Mapping[str, QueueType]) -> bool:
         """See `QueueWriter.update_topics`."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -18,6 +21,8 @@ from checkpoints.snapshot_store import Snapshot
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.build_consume_queue.builder_records import UnitSpan
+from pipelines.cluster import copy_of_state
+from pipelines.cluster.audit import table_locations
 from pipelines.cluster.audit.undelivered import _spans_of
 from pipelines.cluster.audit.unit_entries import unit_records
 from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
@@ -38,11 +43,11 @@ from tests.support.in_process.memory_maps import SEED, memory_maps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
 RECORDS = 400
+NO_SPARK = cast("SparkSession", None)
 IDENTITY = CheckpointIdentity(
     format=FORMAT, prefix="p", state_epoch="e2", seed=SEED, ops_topic_id="T", ops_partitions=PARTITIONS
 )
@@ -176,11 +181,55 @@ def test_entries_of_units_say_what_they_span() -> None:
     )
 
 
-def test_tables_on_this_machine_stay_where_they_are(tmp_path: Path) -> None:
-    no_spark = cast("SparkSession", None)
+class Folder:
+    """A `HadoopFile` of this machine, below `root`; a path without a scheme is one of `scheme`."""
+
+    scheme = "file"
+    root = ""
+
+    def __init__(self, _: object, url: str) -> None:
+        found = urlsplit(url)
+        self.qualified = found.scheme or self.scheme, found.path
+        self.path = Path(self.root + found.path)
+
+    def names(self) -> list[str]:
+        return [each.name for each in self.path.iterdir()] if self.path.is_dir() else []
+
+    def copy_to(self, folder: Path, *, without: str = "") -> None:
+        shutil.copytree(self.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(without))
+
+
+@pytest.fixture
+def hadoop(monkeypatch: pytest.MonkeyPatch) -> type[Folder]:
+    class Here(Folder):
+        pass
+
+    for module in (copy_of_state, table_locations):
+        monkeypatch.setattr(module, "HadoopFile", Here)
+    return Here
+
+
+def test_tables_on_this_machine_stay_where_they_are(tmp_path: Path, hadoop: type[Folder]) -> None:
+    assert hadoop.scheme == "file"
     with pytest.raises(Invalid, match="there are no tables in"):
-        local_tables(no_spark, str(tmp_path), tmp_path / "copy")
-    (tmp_path / "operations" / "_delta_log").mkdir(parents=True)
+        local_tables(NO_SPARK, str(tmp_path), tmp_path / "copy")
+    (tmp_path / "operations" / "_delta_log" / "0.json").mkdir(parents=True)
     for name in (str(tmp_path), f"file://{tmp_path}"):
-        assert local_tables(no_spark, name, tmp_path / "copy") == tmp_path
+        assert local_tables(NO_SPARK, name, tmp_path / "copy") == tmp_path
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("name", ["/job/tables/", "s3a://bucket/job/tables", "hdfs:///job/tables"])
+def test_those_of_another_file_system_are_copied(tmp_path: Path, hadoop: type[Folder], name: str) -> None:
+    """One without a scheme is of the file system that Hadoop has as its own."""
+    hadoop.scheme, hadoop.root = "hdfs", str(tmp_path / "cluster")
+    table = tmp_path / "cluster" / "job" / "tables" / "operations"
+    (table / "_delta_log").mkdir(parents=True)
+    (table / "_delta_log" / "0.json").write_text("{}")
+    (table / "part-1").write_text("rows")
+    found = local_tables(NO_SPARK, name, tmp_path / "copy")
+    assert found == tmp_path / "copy"
+    assert {str(each.relative_to(found)) for each in found.rglob("*") if each.is_file()} == {
+        "operations/_delta_log/0.json",
+        "operations/part-1",
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -145,15 +145,10 @@ def test_many_queues_are_ticked_in_the_order_of_their_deadlines(ticking: Ticking
     assert ticking.wait_for(200) == [(name, 0) for name in names]
 
 
-class Stored(NamedTuple):
-    key: bytes
-    value: bytes
-
-
 def test_of_several_records_of_a_shard_the_last_deadlines_and_the_newest_time_count() -> None:
     given = [(b"0", 30, "a"), (b"1", 5, "b"), (b"0", 20, "c")]
     records = [
-        Stored(key, msgspec.msgpack.encode(Deadlines(newest_ms, [QueueDeadline(7, name, 0)])))
+        (key, msgspec.msgpack.encode(Deadlines(newest_ms, [QueueDeadline(7, name, 0)])))
         for key, newest_ms, name in given
     ]
     found = {key: (each.newest_ms, [queue.topic for queue in each.queues]) for key, each in newest_deadlines(records)}

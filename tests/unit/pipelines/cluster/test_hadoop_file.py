@@ -61,3 +61,26 @@ def test_so_it_cannot_when_the_jvm_ends_later(use: Callable[[HadoopFile], object
     file._file_system = file._path = JavaObject("o1", ended_jvm()._gateway_client)
     with pytest.raises(Unavailable, match="s3a://bucket/state cannot be reached"):
         use(file)
+
+
+@pytest.mark.parametrize("is_abortable", [True, False], ids=["object store", "file system"])
+@pytest.mark.parametrize("broken", ["write", "close"])
+def test_an_error_leaves_no_part_of_a_new_file(broken: str, *, is_abortable: bool) -> None:
+    spark: Any = MagicMock()
+    file = NewFile(spark, "s3a://bucket/state/identity")
+    stream, file_system = file._stream, file._file_system
+    stream.hasCapability.return_value = is_abortable
+    getattr(stream, broken).side_effect = java_error("java.io.IOException: No space left on device\n\tat x")
+    with pytest.raises(Unavailable, match=r"identity cannot be written: java.io.IOException: No space left on device"):
+        file.write(b"content")
+    assert (stream.abort.called, file_system.delete.called) == (is_abortable, not is_abortable)
+
+
+def test_the_file_of_another_writer_stays() -> None:
+    spark: Any = MagicMock()
+    file = NewFile(spark, "s3a://bucket/state/identity")
+    stream, file_system = file._stream, file._file_system
+    stream.close.side_effect = java_error("it changed", name="org.apache.hadoop.fs.s3a.RemoteFileChangedException")
+    assert not file.write(b"content")
+    assert not stream.abort.called
+    assert not file_system.delete.called

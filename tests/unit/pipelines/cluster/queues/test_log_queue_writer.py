@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import pytest
@@ -52,6 +52,12 @@ class Kafka:
         if self.is_away:
             raise KafkaTimeoutError
         return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
 
     def to_end(self) -> Iterator[tuple[bytes, bytes]]:
         news, self.news = self.news, []
