@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import SparkSession
 
 from connectors.jars.class_archive import flags_to_use
+from connectors.malloc_arenas import ARENAS_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,8 +116,8 @@ def build_session(
     Raises:
         JarError: There is no Java.
     """
-    # glibc gives each thread an arena, which it seldom returns: with Spark's threads hundreds of MiB.
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    for name, value in ARENAS_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     # Spark's default is the `python3` of the path, which may be of another version.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Spark would look up the name of the machine, and not start where it has no address.

@@ -42,6 +42,8 @@ DAY_MS = 24 * HOUR_MS
 PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - len(".dead_letters_handled")
 RESULTS_BYTES_MIN = 1024 * 1024
 # Retention deletes whole segments: without a new one every ten minutes, records would stay for a week.
+OPS_RETENTION_MS = 7 * DAY_MS
+"""Of an ops topic that is made. Longer: older snapshots can be replayed to the end, at the cost of disk."""
 SHORT_LIVED_RECORDS = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segment.ms": "600000"}
 
 
@@ -100,8 +102,6 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ops_partitions: More: more queues are decided in parallel, on a cluster. Cannot be changed afterwards.
-        ops_retention_ms: Longer: older snapshots can be replayed to the end, at the cost of disk.
-        ops_retention_bytes: Limit per partition; -1: none. A limit may delete records before the retention time.
         results_partitions: More: fewer clients share a partition, so each reads fewer answers to other clients.
         notifications_partitions: As `results_partitions`.
         dead_letters_partitions: More: dead letters can be read in parallel.
@@ -109,8 +109,6 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ops_partitions: int = 4
-    ops_retention_ms: int = 7 * DAY_MS
-    ops_retention_bytes: int = FOREVER
     results_partitions: int = 32
     notifications_partitions: int = 4
     dead_letters_partitions: int = 4
@@ -137,7 +135,6 @@ def ensure_topics(
     settings: TopicSettings | None = None,
     *,
     oldest_snapshot_age_ms: int = 0,
-    ops_partitions_expected: int | None = None,
 ) -> dict[str, TopicFacts]:
     """Create the missing topics, then refuse topics with settings that the job cannot work with.
 
@@ -148,7 +145,6 @@ def ensure_topics(
         topics: Names of the topics.
         settings: Settings of topics that are created. Existing topics are never altered.
         oldest_snapshot_age_ms: Age of the oldest usable snapshot: the ops topic must keep records this long.
-        ops_partitions_expected: Partitions of the ops topic when its first record was written; None: not known.
 
     Returns:
         The facts of each topic, by name.
@@ -165,7 +161,7 @@ def ensure_topics(
         admin.create(missing)
         if missing:
             require_rights(connection, CLIENT_ID, used)
-        return _check(admin, topics, oldest_snapshot_age_ms, ops_partitions_expected)
+        return _check(admin, topics, oldest_snapshot_age_ms)
 
 
 def deviations(
@@ -174,7 +170,6 @@ def deviations(
     configs: Mapping[str, Mapping[str, str]],
     *,
     oldest_snapshot_age_ms: int = 0,
-    ops_partitions_expected: int | None = None,
 ) -> list[Deviation]:
     """Return how topics deviate from what the job needs.
 
@@ -183,7 +178,6 @@ def deviations(
         facts: Facts of the existing topics, by name.
         configs: Effective settings as Kafka's text, by name.
         oldest_snapshot_age_ms: As in `ensure_topics`.
-        ops_partitions_expected: As in `ensure_topics`.
     """
     found: list[Deviation] = []
     for name in topics.names:
@@ -196,7 +190,7 @@ def deviations(
             continue
         rules.equal("cleanup.policy", "delete", "compaction would delete records")
         if name == topics.ops:
-            _check_ops(rules, facts[name], oldest_snapshot_age_ms, ops_partitions_expected)
+            _check_ops(rules, oldest_snapshot_age_ms)
         elif name == topics.results:
             rules.at_least("max.message.bytes", RESULTS_BYTES_MIN, "a frame of answers must fit")
         elif name == topics.dead_letters:
@@ -227,16 +221,13 @@ class _Rules:
         self._found.append(Deviation(self._topic, setting, value, required, reason))
 
 
-def _check_ops(rules: _Rules, facts: TopicFacts, oldest_snapshot_age_ms: int, partitions_expected: int | None) -> None:
+def _check_ops(rules: _Rules, oldest_snapshot_age_ms: int) -> None:
     rules.equal("message.timestamp.type", "LogAppendTime", "the time of a record decides leases: no client may set it")
     rules.equal("compression.type", "uncompressed", "a record of any size can hide in a compressed batch")
     rules.equal("unclean.leader.election.enable", "false", "decided records could vanish from the log")
     rules.at_least("max.message.bytes", OPS_TOPIC_RECORD_BYTES_MAX, "a large batch of acks must fit")
     reason = "the oldest snapshot could not be replayed to the end; or keep fewer (`snapshots_keep_daily`)"
     rules.at_least("retention.ms", oldest_snapshot_age_ms, reason, no_limit=FOREVER)
-    if partitions_expected is not None and facts.partition_count != partitions_expected:
-        count = str(facts.partition_count)
-        rules.add("partition count", count, str(partitions_expected), "queues would move between partitions")
 
 
 def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
@@ -245,8 +236,8 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
         "message.timestamp.type": "LogAppendTime",
         "compression.type": "uncompressed",
         "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX),
-        "retention.ms": str(settings.ops_retention_ms),
-        "retention.bytes": str(settings.ops_retention_bytes),
+        "retention.ms": str(OPS_RETENTION_MS),
+        "retention.bytes": str(FOREVER),
         "unclean.leader.election.enable": "false",
     }
     dead_letters = {
@@ -269,16 +260,13 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
     ]
 
 
-def _check(
-    admin: TopicAdmin, topics: Topics, oldest_snapshot_age_ms: int, ops_partitions_expected: int | None
-) -> dict[str, TopicFacts]:
+def _check(admin: TopicAdmin, topics: Topics, oldest_snapshot_age_ms: int) -> dict[str, TopicFacts]:
     facts = admin.describe(topics.names)
     found = deviations(
         topics,
         facts,
         admin.configs(list(facts)),
         oldest_snapshot_age_ms=oldest_snapshot_age_ms,
-        ops_partitions_expected=ops_partitions_expected,
     )
     if found:
         message = f"{len(found)} settings of our own topics must be corrected before the job can run:"

@@ -1,4 +1,4 @@
-"""Runs a child process that ends together with the watchdog's owner. `embedded` starts it as a script.
+"""Runs a child process that ends together with the watchdog's owner. `watched_process` starts it as a script.
 
 ```
 owner (the job) ──stdin (pipe)──> watchdog ──fork, exec──> child (a JVM)

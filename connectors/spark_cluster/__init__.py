@@ -8,5 +8,6 @@
 | `redaction` | what Spark does not show of the settings |
 | `storage` | Spark's settings for files on disks and on S3 |
 | `launcher` | the file that `spark-submit` starts |
+| `new_file` | a file that one writer alone makes, wherever Hadoop reaches |
 | `standalone` | a master and workers as processes of this machine |
 """

@@ -26,6 +26,7 @@ from connectors.jars.resolve import JarError, java
 from connectors.local_servers.loopback import HOST, free_port
 from connectors.local_servers.process_tree import command_line, descendants
 from connectors.local_servers.watched_process import WatchedProcess
+from connectors.malloc_arenas import ARENAS_ENVIRONMENT
 from connectors.spark_cluster.spark_home import packaged_spark_home
 from popstream.wire.base_errors import Invalid, Unavailable
 
@@ -220,8 +221,7 @@ class StandaloneCluster:
                 "SPARK_CONF_DIR": str(self.folder),
                 "SPARK_LOCAL_IP": HOST,
                 "SPARK_LOCAL_HOSTNAME": HOST,
-                # glibc gives each thread an arena, which it seldom returns.
-                "MALLOC_ARENA_MAX": "2",
+                **ARENAS_ENVIRONMENT,
                 **self._given,
             },
         )

@@ -21,14 +21,14 @@ from pipelines.laps import Lap
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["PIPELINE", "SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]
+__all__ = ["LONG_VALUES_BYTES_MAX", "PIPELINE", "MicroBatch", "OpsSource"]
 
 PIPELINE = "apply_ops"
 """Name of the Spark query and of its scheduler pool, and of the pipeline in Delta's transaction ids."""
 
 SHORT_VALUES_BYTES_MAX = 64 * 1024 * 1024
 """What the values read in the first pass over a micro-batch take at most."""
-SLICE_BYTES_MAX = 24 * 1024 * 1024
+LONG_VALUES_BYTES_MAX = 24 * 1024 * 1024
 """What the long values of a slice take. With a record of 4 MiB they fit in an Arrow buffer of 32 MiB. Arrow
 doubles its buffers, with the one before beside it, in the JVM's direct memory (connectors/delta/session.py)."""
 
@@ -99,13 +99,13 @@ class OpsSource:
         yield from read_ahead(self._slices(records), lambda: join_pool(self._spark, PIPELINE))
 
     def _slices(self, records: Iterable[KafkaRecord]) -> Iterator[list[KafkaRecord]]:
-        """Yield records with their long values, as many at a time as `SLICE_BYTES_MAX` allows."""
+        """Yield records with their long values, as many at a time as `LONG_VALUES_BYTES_MAX` allows."""
         slice_records: list[KafkaRecord] = []
         long_records: list[KafkaRecord] = []
         long_bytes = 0
         for record in records:
             is_long = self._is_long(record)
-            if is_long and long_bytes + record.value_bytes > SLICE_BYTES_MAX:
+            if is_long and long_bytes + record.value_bytes > LONG_VALUES_BYTES_MAX:
                 yield self._with_long_values(slice_records, long_records)
                 slice_records, long_records, long_bytes = [], [], 0
             slice_records.append(record)

@@ -46,7 +46,7 @@ from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
 from pipelines.process.kernel_build import warn_of_stale_build
 from pipelines.process.logs import configure_logs, rotate_in_place
-from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
+from pipelines.process.malloc_trim import limit_arenas, trim
 from pipelines.process.open_traces import open_traces
 from pipelines.process.preflight import require_ready, require_safe
 from pipelines.process.restarts import Restarts
@@ -303,7 +303,6 @@ class Host:
             self._stack.enter_context(ended_jvm())
         # Spark would create it in the working directory, which may be read-only.
         conf = {"spark.sql.warehouse.dir": str(self.folder.root / "warehouse")}
-        os.environ.update(JVM_ENVIRONMENT)
         with held_signals(), output_in(self.jvm_log_file):
             heap = self.settings.driver_memory
             # Each growth of the heap would stop the JVM for a full collection.

@@ -1,28 +1,25 @@
 """Keeps glibc's allocator from holding memory that was freed.
 
-glibc gives each thread an arena of its own, up to eight per core, and memory that is freed within an arena stays there:
-after an hour of load more than half of the process was free memory. Other C libraries lack these calls, and nothing is
-done.
+Memory that is freed within an arena stays there: after an hour of load more than half of the process was free memory.
+Other C libraries lack these calls, and nothing is done.
 """
 
 import ctypes
 import os
 
-__all__ = ["JVM_ENVIRONMENT", "limit_arenas", "trim"]
+from connectors.malloc_arenas import ARENAS_MAX
 
-_ARENAS_MAX = 2
+__all__ = ["limit_arenas", "trim"]
+
 _M_ARENA_MAX = -8
 """M_ARENA_MAX of malloc.h."""
 
-JVM_ENVIRONMENT = {"MALLOC_ARENA_MAX": str(_ARENAS_MAX)}
-"""Environment for a JVM, which takes the limit at its start only."""
-
 
 def limit_arenas() -> None:
-    """Let the threads that start later share two arenas."""
+    """Let the threads that start later share the few arenas of `connectors.malloc_arenas`."""
     libc = _glibc()
     if libc is not None:
-        libc.mallopt(_M_ARENA_MAX, _ARENAS_MAX)
+        libc.mallopt(_M_ARENA_MAX, ARENAS_MAX)
 
 
 def trim() -> None:

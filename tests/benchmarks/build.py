@@ -1,6 +1,5 @@
 """The builder: the time until a filled topic is poppable, and until a single message is."""
 
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pipelines.process.host import Host
 from pipelines.process.job import Job
 from popstream.kafka_connection import KafkaConnection
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
+from tests.benchmarks.latency import quantiles
 from tests.benchmarks.record_writer import open_writer
 
 __all__ = ["fill_topic", "measure_build"]
@@ -108,14 +108,7 @@ def _message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> di
     done.set()
     watching.join(60)
     assert len(waits) == len(sent_at), f"{len(waits)} of {len(sent_at)} messages were poppable in time"
-    cuts = statistics.quantiles(waits[1:], n=100, method="inclusive")
-    return {
-        "rate": rate,
-        "messages": len(waits) - 1,
-        "p50_ms": round(cuts[49], 1),
-        "p95_ms": round(cuts[94], 1),
-        "p99_ms": round(cuts[98], 1),
-    }
+    return {"rate": rate, "messages": len(waits) - 1, **quantiles(waits[1:])}
 
 
 def _poppable(job: Job, topic: str) -> int:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from popstream.wire.command import Command, Tick
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.cluster_driver import EXECUTOR
 from tests.benchmarks.drain import fill
+from tests.benchmarks.latency import quantiles
 from tests.benchmarks.measured_operations import single_entry_ops, single_pops, whole_pop_ops
 
 __all__ = ["measure_cluster", "measure_cluster_kills", "measure_cluster_lanes"]
@@ -231,5 +231,4 @@ def _latency(kafka: EmbeddedKafka, prefix: str, seconds: int) -> dict[str, float
                 answer.result()
             took_ms.append((time.perf_counter() - began_s) * 1_000)
     took_ms = took_ms[len(took_ms) // 5 :]
-    percentiles = statistics.quantiles(took_ms, n=100)
-    return {"count": len(took_ms), "p50": round(statistics.median(took_ms)), "p99": round(percentiles[98])}
+    return {"count": len(took_ms), **quantiles(took_ms)}

@@ -123,8 +123,8 @@ FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
         ),
         _at_least("2 executors, of the rate of one", "two_executors_to_one", "times", 1.5, 1.9),
         _at_least("entries, acked by 1,000", "entries_2_executors/acked_entries_per_s", "a second", 150_000, 500_000),
-        _at_most("ten operations till answered, p50", "ten_operations_ms/p50", "ms", 450, 300),
-        _at_most("ten operations till answered, p99", "ten_operations_ms/p99", "ms", 900, 600),
+        _at_most("ten operations till answered, p50", "ten_operations_ms/p50_ms", "ms", 450, 300),
+        _at_most("ten operations till answered, p99", "ten_operations_ms/p99_ms", "ms", 900, 600),
         _at_most(
             "calls of the state", "single_2_executors/state_calls_per_1000_records", "per 1,000 operations", 30, 10
         ),

@@ -26,6 +26,7 @@ from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import TABLES
 from tests.benchmarks import why
 from tests.support.delta_files import create_table
+from tests.support.processes.job_process import POPSTREAM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +100,7 @@ def main(total: int, folder: Path) -> None:
     for name, options in (("report", []), ("report_with_lane", ["--lane", "search", "orders/5"])):
         made = folder / f"{name}.html"
         began, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [str(why.POPSTREAM), "report", "--out", str(made), "--folder", str(folder), *options]
+        command = [str(POPSTREAM), "report", "--out", str(made), "--folder", str(folder), *options]
         subprocess.run(command, check=True)
         took_s = time.perf_counter() - began
         now = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -39,11 +39,11 @@ from popstream.wire.command import (
     encode_command,
 )
 from tests.benchmarks.record_writer import open_writer
+from tests.support.processes.job_process import POPSTREAM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-POPSTREAM = Path(sys.executable).with_name("popstream")
 QUEUES, PARTITIONS = 8, 4
 BEGAN_MS = 1_795_262_400_000
 OPERATIONS_A_MS = 4

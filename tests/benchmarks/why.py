@@ -27,11 +27,11 @@ from connectors.delta.log.write_commit import add_action, commit_info, write_com
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import TABLES
 from tests.support.delta_files import create_table
+from tests.support.processes.job_process import POPSTREAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-POPSTREAM = Path(sys.executable).with_name("popstream")
 QUEUES = 8
 GROUPS = 3
 RANGE = 4

@@ -23,7 +23,7 @@ PACKED_SCHEMA = "ops_partition int, first_offset bigint, payload binary"
 
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 """Of the keys and values of a payload, unless it has one record."""
-SLICE_BYTES_MAX = 4 * 1024 * 1024
+UNPACKED_BYTES_MAX = 4 * 1024 * 1024
 """Of the values that are decided at a time. Decoded they take up to eight times as much; what is made of them has a
 bound of its own (shard.py)."""
 RECORD_BYTES = 256
@@ -75,7 +75,7 @@ def bounded_slices(partition: int, payloads: Iterable[Payload]) -> Iterator[list
         payloads: Of one partition, in any order. Those of a partition follow one another, as one task reads it.
     """
     return bounded_lists(
-        _unpacked(partition, payloads), lambda record: RECORD_BYTES + len(record.value or b""), SLICE_BYTES_MAX
+        _unpacked(partition, payloads), lambda record: RECORD_BYTES + len(record.value or b""), UNPACKED_BYTES_MAX
     )
 
 

@@ -31,7 +31,7 @@ __all__ = [
     "Shard",
     "ShardMeta",
     "ShardSettings",
-    "earliest_deadlines",
+    "deadlines_in",
     "order_number",
 ]
 
@@ -248,8 +248,8 @@ class Shard:
             self._due.add(due)
 
 
-def earliest_deadlines(index: DeadlineIndex) -> list[QueueDeadline]:
-    """Return the queues that are due next, at most DEADLINES_MAX, in order."""
+def deadlines_in(index: DeadlineIndex) -> list[QueueDeadline]:
+    """Return what `Shard.earliest_deadlines` returns, from the deadlines of a shard that is not loaded."""
     due = [
         QueueDeadline(earliest_ms, *read_queue_prefix(queue))
         for queue in index.queues()

@@ -18,7 +18,7 @@ import msgspec
 from broker_state.store.keys import queue_of_key
 from broker_state.store.overlay import Change, Family
 from pipelines.cluster.decide.deadline_index import DeadlineIndex
-from pipelines.cluster.decide.shard import QueueDeadline, ShardMeta, earliest_deadlines
+from pipelines.cluster.decide.shard import QueueDeadline, ShardMeta, deadlines_in
 from pipelines.cluster.decide.shard_state import ShardMaps, ShardState, quarantine_key, quarantined_in
 
 __all__ = [
@@ -179,4 +179,4 @@ def deadlines_of(rows: Iterable[ShardRow]) -> dict[int, list[QueueDeadline]]:
         buckets[row.ops_partition].append((row.key, row.value))
     for partition, found in buckets.items():
         indexes[partition].load(found)
-    return {partition: earliest_deadlines(index) for partition, index in indexes.items()}
+    return {partition: deadlines_in(index) for partition, index in indexes.items()}

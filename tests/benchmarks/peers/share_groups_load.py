@@ -81,6 +81,7 @@ class ShareGroupsLoad:
                 errors = [error for error in consumer.commit_sync(TIMEOUT_S).values() if error is not None]
                 if errors:
                     ledger.fail(errors[0])
+                    return
                 ledger.acked(numbers)
 
     def _note_delivery(self, error: KafkaError | None, _message: Message) -> None:

@@ -29,7 +29,7 @@ def configs(**wrong: dict[str, str]) -> dict[str, dict[str, str]]:
 
 def test_valid_settings_pass() -> None:
     """The settings with which `ensure_topics` creates topics."""
-    assert deviations(TOPICS, FACTS, configs(), oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4) == []
+    assert deviations(TOPICS, FACTS, configs(), oldest_snapshot_age_ms=7 * DAY_MS) == []
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,6 @@ def test_harmless_differences_pass() -> None:
     results = {"message.timestamp.type": "CreateTime", "retention.ms": "1"}
     harmless = configs(ops={"retention.ms": "-1"}, results=results)
     assert deviations(TOPICS, FACTS, harmless, oldest_snapshot_age_ms=DAY_MS) == []
-
-
-def test_changed_partition_count_is_found() -> None:
-    """Only an expected count can have changed."""
-    (one,) = deviations(TOPICS, FACTS, configs(), ops_partitions_expected=8)
-    assert str(one) == "t.ops: partition count is 4, must be 8: queues would move between partitions"
 
 
 def test_missing_topic_is_found() -> None:

@@ -57,7 +57,7 @@ def log(chance: random.Random, count: int, partitions: int = 3, size_max: int = 
 def test_a_shard_gets_its_records_in_slices_that_do_not_depend_on_how_they_were_packed(
     rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_records, "SLICE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(packed_records, "UNPACKED_BYTES_MAX", 20_000)
     monkeypatch.setattr(packed_records, "PAYLOAD_BYTES_MAX", 3_000)
     chance = random.Random(5)
     records = log(chance, 400)
@@ -74,7 +74,7 @@ def test_a_shard_gets_its_records_in_slices_that_do_not_depend_on_how_they_were_
 
 
 def test_a_record_beyond_the_bounds_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_records, "SLICE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(packed_records, "UNPACKED_BYTES_MAX", 1_000)
     monkeypatch.setattr(packed_records, "PAYLOAD_BYTES_MAX", 1_000)
     records = [KafkaRecord(0, at, 1, None, b"x" * size, size) for at, size in enumerate([10, 5_000, 10, 10])]
     (payloads,) = payloads_of([*pack(batches_of(records, 10))]).values()
@@ -108,4 +108,4 @@ def test_of_a_large_micro_batch_one_slice_is_unpacked_at_a_time() -> None:
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert count == 1_500
-    assert peak_bytes < 5 * packed_records.SLICE_BYTES_MAX < len(value) * count / 2
+    assert peak_bytes < 5 * packed_records.UNPACKED_BYTES_MAX < len(value) * count / 2
