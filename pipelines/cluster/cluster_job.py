@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -47,6 +48,7 @@ from pipelines.cluster.migration.to_cluster import beginning_deadlines, beginnin
 from pipelines.cluster.ownership_guard import OwnershipGuard
 from pipelines.cluster.queues.message_queues import MessageQueues
 from pipelines.cluster.state_partitions import require_rescaled, state_partitions
+from pipelines.cluster.warm_up import warm_up
 from pipelines.cluster.watch.audit_retention import AuditRetention
 from pipelines.cluster.watch.cluster_answers import ClusterAnswers
 from pipelines.cluster.watch.cluster_metrics import ClusterMetrics
@@ -56,7 +58,7 @@ from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings
 from pipelines.process.job_end import JobEnd
 from pipelines.process.job_topics import ensure_job_topics
-from pipelines.process.prefix_ownership import PrefixOwnership
+from pipelines.process.prefix_ownership import EarlyLook, PrefixOwnership
 from pipelines.process.preflight import require_safe
 from pipelines.recovery.ops_log import read_log_bounds
 from popstream.kafka_connection import KafkaConnection
@@ -64,13 +66,19 @@ from popstream.wire.base_errors import Corrupt
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
 
-__all__ = ["CORES_COUNTED_MAX", "ClusterJob", "ClusterSettings"]
+__all__ = ["CORES_COUNTED_MAX", "ClusterJob", "ClusterSettings", "look_early"]
 
 _log = structlog.get_logger(__name__)
 
 CORES_COUNTED_MAX = 4
 """A micro-batch has a share of records for each core, as it costs the driver a quarter of a second whatever it has; but
 all of them may be of one shard, whose worker has them in memory as packed."""
+
+FIRST_MICRO_BATCH_S = 30.0
+"""How long rows wait for it at most."""
+OWNER_ROW_S = 5.0
+"""How long a stop waits for the row of the owner."""
+POLL_S = 0.1
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +99,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 64 * 1024 * 1024
 
 
+def look_early(connection: KafkaConnection, topic_prefix: str) -> EarlyLook:
+    """Begin to look at the owner of a prefix."""
+    return EarlyLook(OwnerLog(connection, Topics.of(topic_prefix).owner, Owner))
+
+
 class ClusterJob:
     """Decides one ops topic on the cluster of a session.
 
@@ -100,6 +113,7 @@ class ClusterJob:
         connection: The Kafka.
         spark: A session made by `cluster_session`.
         take_over: Take the prefix from any owner.
+        early_look: At the owner of the prefix, from before the session was made, which takes as long as its silence.
 
     Attributes:
         answers: What answers about the job, once it has started.
@@ -115,12 +129,14 @@ class ClusterJob:
         spark: SparkSession,
         *,
         take_over: bool = False,
+        early_look: EarlyLook | None = None,
     ) -> None:
         self.settings = settings
         self.cluster = cluster
         self.connection = connection
         self._spark = spark
         self._take_over = take_over
+        self._early_look = early_look
         self._state_epoch = ""
         self._queries = RunningQueries()
         self._end = JobEnd()
@@ -140,6 +156,7 @@ class ClusterJob:
         require_safe(self.settings)
         with self._stack:
             self._stack.callback(self._end.set)
+            warm_up(self._spark, self.cluster.tasks)
             facts = ensure_job_topics(self.connection, self.settings)
             internal = ensure_cluster_topics(self.connection, self.internal, self.cluster.audit_partitions)
             ops, results = facts[self.topics.ops], facts[self.topics.results]
@@ -150,17 +167,17 @@ class ClusterJob:
             committed = self._committed(identity, tables)
             committed.require_log(read_log_bounds(self.connection, ops))
             self._require_written(identity, tables, internal)
-            write_owner(self._spark, tables, self.settings.topic_prefix, ownership.owner, identity.state_epoch)
             self._publish_deadlines(identity, committed, internal)
-            # Before what sends it rows, and so stopped after it: what has been sent then is written.
-            audit = self._start_audit(identity, tables)
+            # Made before what sends it rows, and so stopped after it: what has been sent then is written.
+            audit = self._audit(identity, tables)
             retention = self._audit_retention(identity, internal[self.internal.audit])
             retention.look()
-            self._start_deciding(identity, results, internal, retention)
+            deciding = self._start_deciding(identity, results, internal, retention)
             self._start_message_queues(identity, internal, retention)
             watch = self._watch_of_driver(ops, committed, ownership, audit, retention)
             self._start_ticker(ops.partition_count, watch)
             self._serve(watch)
+            self._start_rows(audit, deciding, tables, ownership.owner, identity.state_epoch)
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
             self._stack = self._stack.pop_all()
         return self
@@ -261,7 +278,7 @@ class ClusterJob:
         results: TopicFacts,
         internal: Mapping[str, TopicFacts],
         retention: AuditRetention,
-    ) -> None:
+    ) -> HeldBackQuery:
         deciding = decide_checkpoint(self.cluster.checkpoint)
         partitions = self._state_partitions(deciding)
         cores = min(self.cluster.tasks, CORES_COUNTED_MAX)
@@ -284,10 +301,10 @@ class ClusterJob:
                 beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
             )
 
-        self._keep(DECIDE_OPS, start, retention)
+        return self._keep(DECIDE_OPS, start, retention)
 
-    def _start_audit(self, identity: CheckpointIdentity, tables: TableLocations) -> KeptQuery:
-        """Start the query that writes rows; while Delta or its place is away, they wait in the audit topic."""
+    def _audit(self, identity: CheckpointIdentity, tables: TableLocations) -> KeptQuery:
+        """Return the query that writes rows; while Delta or its place is away, they wait in the audit topic."""
         query = AuditQuery(
             self._spark,
             self.connection,
@@ -301,7 +318,6 @@ class ClusterJob:
             rejected_heads=self.settings.rejected_heads,
         )
         audit = KeptQuery(query.start, query.start_drain, AUDIT, self._queries)
-        audit.start()
         self._stack.callback(lambda: audit.stop(drains=self._end.is_stopping and self.failure is None))
         return audit
 
@@ -382,7 +398,25 @@ class ClusterJob:
             state_epoch=lambda: self._state_epoch,
             on_failure=self._lose,
             keys_of=self.settings.keys_of,
+            early_look=self._early_look,
         )
+
+    def _start_rows(
+        self, audit: KeptQuery, deciding: HeldBackQuery, tables: TableLocations, owner: Owner, state_epoch: str
+    ) -> None:
+        """Start to write rows once the first micro-batch is decided: nobody waits for rows, and senders do for that."""
+
+        def start() -> None:
+            deadline_s = time.monotonic() + FIRST_MICRO_BATCH_S
+            with contextlib.suppress(*SPARK_ERRORS):  # a query that cannot be asked ends the job by itself
+                while deciding.is_starting and not self._end.is_stopping and time.monotonic() < deadline_s:
+                    time.sleep(POLL_S)
+            audit.start()
+            write_owner(self._spark, tables, self.settings.topic_prefix, owner, state_epoch)
+
+        starting = threading.Thread(target=start, name="start-rows", daemon=True)
+        starting.start()
+        self._stack.callback(starting.join, OWNER_ROW_S)
 
     def _take_prefix(self, ownership: PrefixOwnership, identity: CheckpointIdentity) -> None:
         self._stack.callback(ownership.release)
@@ -433,11 +467,12 @@ class ClusterJob:
         start: Callable[[], StreamingQuery],
         retention: AuditRetention,
         after_stop: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> HeldBackQuery:
         """Start a query that the job needs, and that waits while what it sends could be lost before it is written."""
         query = HeldBackQuery(name, start, lambda: retention.holds_back, self._queries, self._end_with, after_stop)
         query.start()
         self._stack.callback(query.stop)
+        return query
 
     def _end_with(self, error: BaseException | None) -> None:
         if error is not None:

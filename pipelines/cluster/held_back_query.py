@@ -46,6 +46,12 @@ class HeldBackQuery:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="held-back-query", daemon=True)
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether it runs, and has neither ended a micro-batch nor found nothing to do yet."""
+        query = self._query
+        return query is not None and query.lastProgress is None
+
     def start(self) -> None:
         """Start the query, unless it is held back, and the thread that watches it. Raises what `start` raises."""
         if self._is_held_back():

@@ -62,7 +62,7 @@ class KeptQuery:
         self._thread.start()
 
     def stop(self, *, drains: bool = False) -> None:
-        """Stop both.
+        """Stop both, or never start.
 
         Args:
             drains: Then let it take what there is, if that does not take long: who reads the checkpoint of the
@@ -71,7 +71,8 @@ class KeptQuery:
         self._stopping.set()
         if self._query is not None:
             self._queries.end(self._query)
-        self._thread.join(STOP_S)
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
         if drains and not (self._queries.are_over or self._thread.is_alive()):
             self._drain()
 

@@ -20,7 +20,7 @@ from checkpoints.prefix_owner import Contender, Owner, Take, require_keys, when_
 from connectors.kafka.owner_log import LastRecord, SupersededError
 from popstream.wire.base_errors import Fenced, Invalid, PopstreamError, Unavailable
 
-__all__ = ["OwnerRecords", "PrefixOwnership", "require_ended"]
+__all__ = ["EarlyLook", "OwnerRecords", "PrefixOwnership", "require_ended"]
 
 _log = structlog.get_logger(__name__)
 
@@ -62,6 +62,38 @@ class OwnerRecords(Protocol):
         """Disconnect."""
 
 
+class EarlyLook:
+    """Looks at the last record in a thread, so that the owner's silence counts from now on and not from `take`.
+
+    For a job that cannot take its prefix before Spark runs, which takes as long as the silence.
+
+    Args:
+        records: The topic with the owner, for this look alone. While it does not exist, or Kafka does not answer,
+            nothing is seen.
+    """
+
+    def __init__(self, records: OwnerRecords) -> None:
+        self._records = records
+        self._seen: tuple[LastRecord[Owner], float] | None = None
+        self._thread = threading.Thread(target=self._look, name="early-look", daemon=True)
+        self._thread.start()
+
+    def silent_since_s(self, last: LastRecord[Owner]) -> float:
+        """Return since when `last`, which was just read, is known to be the last record."""
+        self._thread.join()
+        seen, at_s = self._seen or (None, 0.0)
+        return at_s if seen == last else _now_s()
+
+    def _look(self) -> None:
+        try:
+            last = self._records.last()
+        except PopstreamError as error:
+            _log.debug("owner_not_seen_early", error=str(error))  # `take` says it
+            return
+        if last is not None:
+            self._seen = last, _now_s()
+
+
 def require_ended(prefix: str, records: OwnerRecords, place: str) -> Owner | None:
     """Return the last owner of a prefix, which has ended, or None if there was none. May wait for its heartbeat.
 
@@ -78,18 +110,24 @@ def require_ended(prefix: str, records: OwnerRecords, place: str) -> Owner | Non
         last = records.last()
         if last is None:
             return None
-        if last.value.ended or last.value.place == place or _is_silent(prefix, records, last):
+        if last.value.ended or last.value.place == place or _is_silent(prefix, records, last, _now_s()):
             return last.value
 
 
-def _is_silent(prefix: str, records: OwnerRecords, before: LastRecord[Owner]) -> bool:
+def _is_silent(prefix: str, records: OwnerRecords, before: LastRecord[Owner], since_s: float) -> bool:
     """Wait whether the owner is silent. False: it has ended in order meanwhile, or was replaced.
+
+    Args:
+        prefix: The prefix.
+        records: The topic with the owner.
+        before: Its last record, which was just read.
+        since_s: Since when that is known to be the last one.
 
     Raises:
         Fenced: It has sent a heartbeat.
     """
     _log.info("prefix_waits", prefix=prefix, owner=str(before.value))
-    deadline_s = _now_s() + SILENCE_S
+    deadline_s = since_s + SILENCE_S
     while (left_s := deadline_s - _now_s()) > 0:
         time.sleep(min(POLL_S, left_s))
         found = records.last()
@@ -115,6 +153,7 @@ class PrefixOwnership:
         state_epoch: Returns the state epoch, or an empty text as long as the state has decided nothing.
         on_failure: Called once with the error when another job has taken the prefix.
         keys_of: As `Owner.keys_of`; None: it decides nothing.
+        early_look: From before this job could take the prefix.
     """
 
     def __init__(
@@ -128,6 +167,7 @@ class PrefixOwnership:
         state_epoch: Callable[[], str],
         on_failure: Callable[[BaseException], None],
         keys_of: Collection[str] | None = None,
+        early_look: EarlyLook | None = None,
     ) -> None:
         self._prefix = prefix
         self._records = records
@@ -146,6 +186,7 @@ class PrefixOwnership:
             keys_of=sorted(keys_of or ()),
         )
         self._keys_of = keys_of
+        self._early_look = early_look
         self._confirmed_at_s = float("-inf")
         self._fenced: Fenced | None = None
         self._hurried = threading.Event()
@@ -178,7 +219,7 @@ class PrefixOwnership:
             if (
                 before is not None
                 and when is Take.AFTER_SILENCE
-                and not _is_silent(self._prefix, self._records, before)
+                and not _is_silent(self._prefix, self._records, before, self._silent_since_s(before))
             ):
                 continue
             if self._replace(before, take_over=take_over):
@@ -279,6 +320,9 @@ class PrefixOwnership:
         except SupersededError:
             return False
         return True
+
+    def _silent_since_s(self, last: LastRecord[Owner]) -> float:
+        return _now_s() if self._early_look is None else self._early_look.silent_since_s(last)
 
     def _wait_for_former_owner(self) -> None:
         deadline_s = _now_s() + SILENCE_S

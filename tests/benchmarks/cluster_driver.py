@@ -22,7 +22,7 @@ from connectors.delta.session import QUICK_COMPILER
 from connectors.jars.resolve import spark_jars
 from connectors.spark_cluster.storage import checkpoint_conf
 from pipelines.cluster.checkpoint_layout import DECIDE_OPS
-from pipelines.cluster.cluster_job import CORES_COUNTED_MAX, ClusterJob, ClusterSettings
+from pipelines.cluster.cluster_job import CORES_COUNTED_MAX, ClusterJob, ClusterSettings, look_early
 from pipelines.cluster.session import cluster_session
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
@@ -46,6 +46,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, required=True, help="0: the job only runs")
     parser.add_argument("--records-per-batch", type=int, required=True)
     options = parser.parse_args()
+    connection = KafkaConnection(options.servers)
+    early_look = look_early(connection, options.prefix)
     jars = ":".join(str(jar) for jar in spark_jars(options.var))
     java = f"{QUICK_COMPILER} -XX:+UseSerialGC -Duser.timezone=UTC"
     spark = cluster_session(
@@ -75,7 +77,7 @@ def main() -> None:
     cluster = ClusterSettings(
         checkpoint=str(options.folder / "state"), tables=str(options.folder / "tables"), tasks=options.executors
     )
-    with ClusterJob(settings, cluster, KafkaConnection(options.servers), spark) as job:
+    with ClusterJob(settings, cluster, connection, spark, early_look=early_look) as job:
         query = next(each for each in spark.streams.active if each.name == DECIDE_OPS)
         report = {**_measured(job, query, options.records), **_memory(spark)} if options.records else {}
         if options.records:

@@ -17,7 +17,7 @@ from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
 from connectors.spark_cluster.storage import canonical_place, checkpoint_conf, tables_conf
 from pipelines.cli.exits import Exit, error_text, exit_code, interrupt, say
 from pipelines.cli.options import load_settings
-from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings, look_early
 from pipelines.cluster.session import cluster_session
 from pipelines.printed_commands import remember_job, remembered
 from pipelines.process.logs import configure_logs
@@ -59,12 +59,13 @@ def _run(options: argparse.Namespace) -> int:
         remembered(f"--{option}")(getattr(options, option))
     places = {**checkpoint_conf(cluster.checkpoint, settings.hadoop_conf), **tables_conf(cluster.tables)}
     conf = {**places, **settings.session_conf}
+    early_look = look_early(connection, settings.topic_prefix)
     with services_named():
         spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks, conf)
     remembered("--master")(spark.sparkContext.master)
     remembered("--deploy-mode", "client")(spark.conf.get("spark.submit.deployMode", "client"))
     try:
-        job = ClusterJob(settings, cluster, connection, spark, take_over=options.take_over)
+        job = ClusterJob(settings, cluster, connection, spark, take_over=options.take_over, early_look=early_look)
         with services_named():
             job.start()
         try:

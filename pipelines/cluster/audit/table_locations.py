@@ -1,6 +1,7 @@
 """Where the Delta tables of a job on a cluster are: below one path or URL that every executor can write to."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from delta.tables import DeltaTable
@@ -47,9 +48,14 @@ class TableLocations:
         Raises:
             Invalid: A table has other columns.
         """
-        for table in (*AUDIT_TABLES.values(), CONSUME_QUEUE, OWNERS):
+
+        def ensure(table: Table) -> None:
             create_table(spark, self.of(table.name), table)
             self._require_columns(spark, table)
+
+        tables = (*AUDIT_TABLES.values(), CONSUME_QUEUE, OWNERS)
+        with ThreadPoolExecutor(len(tables), "tables") as pool:
+            list(pool.map(ensure, tables))
 
     def require_no_rows_from(
         self, spark: SparkSession, ops_topic_id: str, first_offset: Mapping[int, int], state_epoch: str

@@ -12,6 +12,7 @@ from connectors.delta.tables import OWNERS
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.written_tables import PIPELINE
 from pipelines.process.owner_table import owner_row
+from popstream.wire.base_errors import PopstreamError
 
 __all__ = ["write_owner"]
 
@@ -34,5 +35,6 @@ def write_owner(spark: SparkSession, tables: TableLocations, prefix: str, owner:
         if not commit.is_done:
             row = owner_row(prefix, owner, state_epoch)
             commit.commit_rows(spark.createDataFrame(row, spark_schema(OWNERS)), lambda _: {})
-    except SPARK_ERRORS as error:
-        _log.warning("owner_not_written", table=OWNERS.name, error=spark_text(error))
+    except (*SPARK_ERRORS, PopstreamError) as error:
+        problem = str(error) if isinstance(error, PopstreamError) else spark_text(error)
+        _log.warning("owner_not_written", table=OWNERS.name, error=problem)

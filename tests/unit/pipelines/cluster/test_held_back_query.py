@@ -107,3 +107,24 @@ def test_a_query_that_starts_again_while_the_job_stops_is_ended() -> None:
     query.start()
     scene.is_held_back = False
     start.require_ended_by_stop(query)
+
+
+def is_starting(scene: Scene) -> bool:
+    return scene.query.is_starting
+
+
+def test_a_query_starts_until_it_has_ended_a_micro_batch() -> None:
+    scene = Scene()
+    assert not is_starting(scene)
+    scene.query.start()
+    assert is_starting(scene)
+    scene.started[-1].lastProgress = {"batchId": 0}
+    assert not is_starting(scene)
+    scene.query.stop()
+
+
+def test_a_query_that_is_held_back_does_not_start() -> None:
+    scene = Scene(is_held_back=True)
+    scene.query.start()
+    assert not is_starting(scene)
+    scene.query.stop()

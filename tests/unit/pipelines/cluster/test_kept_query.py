@@ -158,3 +158,17 @@ def test_a_query_that_waits_for_a_write_does_not_keep_the_one_that_decides(monke
         queries.add(cast("Any", query))
     queries.stop_at_once()
     assert waited == [True]
+
+
+def test_a_query_that_is_stopped_before_its_start_never_starts() -> None:
+    started: list[Query] = []
+
+    def start() -> Any:
+        started.append(Query())
+        return started[-1]
+
+    kept = KeptQuery(start, start, "audit", RunningQueries())
+    kept.stop()
+    kept.start()
+    kept._thread.join(20)
+    assert not started

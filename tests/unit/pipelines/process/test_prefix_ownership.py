@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from pipelines.process import prefix_ownership
-from pipelines.process.prefix_ownership import PrefixOwnership, require_ended
+from pipelines.process.prefix_ownership import EarlyLook, PrefixOwnership, require_ended
 from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 from tests.support.owner_records import Records, Topic
 from tests.support.threads import eventually
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VALID_S = 0.3
+SILENCE_S = 0.6
 
 
 class Lab:
@@ -47,8 +48,9 @@ class Lab:
         return made, records
 
     def running(self, place: str = "p", epoch: str = "e", **options: Any) -> tuple[PrefixOwnership, Records]:
-        made, records = self.job(place, epoch)
-        made.take([epoch], **{"take_over": False, **options})
+        take_over = options.pop("take_over", False)
+        made, records = self.job(place, epoch, **options)
+        made.take([epoch], take_over=take_over)
         return made, records
 
     def end(self) -> None:
@@ -58,7 +60,7 @@ class Lab:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    times = {"HEARTBEAT_S": 0.02, "POLL_S": 0.01, "VALID_S": VALID_S, "SILENCE_S": 0.6, "CONFIRM_S": 0.5}
+    times = {"HEARTBEAT_S": 0.02, "POLL_S": 0.01, "VALID_S": VALID_S, "SILENCE_S": SILENCE_S, "CONFIRM_S": 0.5}
     for name, seconds in times.items():
         monkeypatch.setattr(prefix_ownership, name, seconds)
     made = Lab()
@@ -114,6 +116,44 @@ def test_a_copy_of_a_folder_whose_job_was_killed_waits_and_starts(lab: Lab) -> N
     assert job.is_fenced
     copy.require()
     assert not copy.is_fenced
+
+
+def test_the_silence_of_a_killed_owner_counts_from_an_early_look(lab: Lab) -> None:
+    job, records = lab.running()
+    records.is_away = True
+    early = EarlyLook(Records(lab.topic))
+    time.sleep(SILENCE_S)  # what takes so long before it may take the prefix
+    began = time.monotonic()
+    copy, _ = lab.running(place="q", early_look=early)
+    assert time.monotonic() - began < SILENCE_S / 2
+    copy.require()
+    assert job.valid_for_s <= 0
+
+
+def test_an_owner_that_has_sent_a_heartbeat_since_an_early_look_is_not_silent(lab: Lab) -> None:
+    job, records = lab.running()
+    early = EarlyLook(Records(lab.topic))
+    eventually(lambda: len(lab.topic.records) > 2)
+    records.is_away = True
+    copy, _ = lab.job(place="q", early_look=early)
+    began = time.monotonic()
+    copy.take(["e"], take_over=False)
+    assert time.monotonic() - began >= SILENCE_S
+    assert job.valid_for_s <= 0
+
+
+def test_an_early_look_that_sees_nothing_changes_nothing(lab: Lab) -> None:
+    nobody, away = Records(lab.topic), Records(lab.topic)
+    away.is_away = True
+    for records in (nobody, away):
+        early = EarlyLook(records)
+        early._thread.join()
+        assert early._seen is None
+    _, records = lab.running()
+    records.is_away = True
+    began = time.monotonic()
+    lab.running(place="q", early_look=early)
+    assert time.monotonic() - began >= SILENCE_S
 
 
 def test_a_restore_is_refused_while_the_owner_runs(lab: Lab) -> None:
