@@ -29,7 +29,7 @@ _RANGES_MAX = 256
 two decisions, so this number is part of what is decided."""
 _CLAIMED_OFFSETS_MAX = 16_384
 """Offsets that are decided together: the number of runs is bounded between two decisions."""
-NAMED_OFFSETS_MAX: Final = 131_072
+NAMED_OFFSETS_MAX = 131_072
 """Offsets of the queue that the entries of one record may name together."""
 _RUNS_MET_MAX = 100_000
 """No further offsets are decided when the pages in which some were named have met as many runs (`OpContext.meet`).

@@ -14,7 +14,7 @@ from popstream.wire.answer import LeasedRange
 
 __all__ = ["absorb_holes", "grant"]
 
-AVAILABLE_PAGES_MAX: Final = 2_048
+AVAILABLE_PAGES_MAX = 2_048
 """Pages of messages handed out before from which one pop is served, about 100 ms: it gets less than it asked for."""
 
 _AVAILABLE: Final = DeliveryState.AVAILABLE

@@ -30,6 +30,37 @@ def test_no_compiled_module_defines_a_value() -> None:
         assert not {base for base in bases if "Struct" in base or base.startswith("_Stored")}, source
 
 
+def _patched(path: Path) -> set[tuple[str, str]]:
+    """Return the (module, name) that a test replaces by `patch.object` or `monkeypatch.setattr`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="object" | "setattr"), args=[ast.Name(module), ast.Constant(str(name)), *_]
+            ):
+                found.add((module, name))
+    return found
+
+
+def _finals(path: Path) -> set[tuple[str, str]]:
+    return {
+        (path.stem, node.target.id)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and ast.unparse(node.annotation).startswith("Final")
+    }
+
+
+def test_no_constant_that_tests_replace_is_compiled_in() -> None:
+    """Compiled code has the value of a `Final` in it: a test that made it smaller would test nothing, or disagree."""
+    patched = set().union(*map(_patched, (ROOT / "tests").rglob("*.py")))
+    assert ("expiry", "DUE_COST_MAX") in patched
+    finals = set().union(*(_finals(SOURCES / source) for source in compiled_sources()))
+    assert ("expiry", "_PAGE_COST") in finals
+    assert not patched & finals
+
+
 @pytest.mark.parametrize("edited", ["broker_state/kernel/decide.py", "popstream/wire/command.py"])
 def test_an_edit_of_any_source_leaves_the_build_unused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
