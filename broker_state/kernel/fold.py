@@ -22,4 +22,5 @@ def fold(overlay: Overlay, records: Iterable[OpRecord], decision: Decision) -> s
             touched.add(queue)
     for queue in touched:
         queue.settle()
+    overlay.encode_changed()
     return touched

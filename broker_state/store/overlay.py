@@ -5,7 +5,7 @@ often it changed: RocksDB applies a WriteBatch in order, so a late delete of a k
 (RocketMQ #10276).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeVar
 
 from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix
@@ -64,7 +64,10 @@ class Overlay:
         self._bits: dict[bytes, int] = {}
         self._ops: dict[bytes, bytes | None] = {}
         self._read_ops: dict[bytes, bytes | None] = {}
-        self._dirty: set[bytes] = set()
+        self._dirty: dict[bytes, Encodable | None] = {}
+        """Changed since they were encoded."""
+        self._encoded: dict[bytes, bytes | None] = {}
+        """Changed since the last WriteBatch, as `encode_changed` left them."""
         self._dirty_bits: set[bytes] = set()
         self._deadlines: dict[bytes, dict[tuple[int, int, int], tuple[int, int]]] = {}
         self._spent: set[bytes] = set()
@@ -86,12 +89,12 @@ class Overlay:
     def put(self, key: bytes, value: Encodable) -> None:
         """Store `value` under the key; also to be called after changing it in place."""
         self._values[key] = value
-        self._dirty.add(key)
+        self._dirty[key] = value
 
     def delete(self, key: bytes) -> None:
         """Delete the key."""
         self._values[key] = None
-        self._dirty.add(key)
+        self._dirty[key] = None
 
     def bits(self, key: bytes) -> int:
         """Return the segment under a state key; 0 if there is none."""
@@ -159,7 +162,8 @@ class Overlay:
         for cached in (self._values, self._bits):
             for key in [key for key in cached if key.startswith(owner) and key.startswith(prefixes)]:
                 del cached[key]
-        self._dirty = {key for key in self._dirty if not key.startswith(prefixes)}
+        self._dirty = {key: value for key, value in self._dirty.items() if not key.startswith(prefixes)}
+        self._encoded = {key: stored for key, stored in self._encoded.items() if not key.startswith(prefixes)}
         self._dirty_bits = {key for key in self._dirty_bits if not key.startswith(prefixes)}
         self._erased.update(prefixes)
 
@@ -167,14 +171,28 @@ class Overlay:
         """Return the ranges [first, end) of state keys to delete before `changes` are applied."""
         return [(prefix, end_of_prefix(prefix)) for prefix in sorted(self._erased | self._dropped)]
 
+    def encode_changed(self) -> None:
+        """Encode the values that have changed, to be called every hundred records or so.
+
+        Then the processor still has them in its cache: later it takes up to eight times as long. A value that changes
+        again is encoded again. Segments, which change with every record and take longer, wait for `changes`.
+        """
+        encoded = self._encoded
+        for key, value in self._dirty.items():
+            encoded[key] = None if value is None else value.encode()
+        self._dirty.clear()
+
     def changes(self) -> Iterator[Change]:
         """Yield every changed key once, encoded."""
-        for key in self._not_dropped(self._dirty):
-            value = self._values[key]
-            stored = None if value is None else value.encode()
-            self._count(key, stored)
-            yield STATE, key, stored
-        for key in self._not_dropped(self._dirty_bits):
+        self.encode_changed()
+        is_dropped = _membership(self._dropped) if self._dropped else None
+        for key, stored in self._encoded.items():
+            if is_dropped is None or not is_dropped(key):
+                self._count(key, stored)
+                yield STATE, key, stored
+        for key in self._dirty_bits:
+            if is_dropped is not None and is_dropped(key):
+                continue
             bits = self._bits[key]
             stored = encode_segment(bits) if bits else None
             self._count(key, stored)
@@ -182,12 +200,6 @@ class Overlay:
         for key, answer in self._ops.items():
             yield OPS, key, answer
         yield from self._deadline_changes()
-
-    def _not_dropped(self, keys: set[bytes]) -> Iterable[bytes]:
-        if not self._dropped:
-            return keys
-        is_dropped = _membership(self._dropped)
-        return [key for key in keys if not is_dropped(key)]
 
     def _deadline_changes(self) -> Iterator[Change]:
         index: dict[bytes, bytes | None] = dict.fromkeys(self._spent)
@@ -205,10 +217,11 @@ class Overlay:
     def written(self) -> None:
         """Begin the next WriteBatch: the changes are durable. Decoded values stay within `cache_bytes`."""
         self.generation += 1
-        for key in self._dirty:
-            if self._values[key] is None:  # hardly any key is read again after it was deleted
+        for key, stored in self._encoded.items():
+            if stored is None:  # hardly any key is read again after it was deleted
                 del self._values[key]
         self._dirty.clear()
+        self._encoded.clear()
         self._dirty_bits.clear()
         self._ops.clear()
         self._read_ops.clear()

@@ -69,3 +69,38 @@ def test_what_was_erased_counts_when_it_is_asked_for() -> None:
     assert not kv.read
     overlay.get(key(0), OpLog.decode)
     assert kv.read == [key(0)]
+
+
+def encoded_early(value: OpLog = PAGE) -> Overlay:
+    """Three keys that were changed, and encoded before the WriteBatch."""
+    overlay = Overlay(MemoryKv())
+    for number in range(3):
+        overlay.put(key(number), value)
+    overlay.encode_changed()
+    return overlay
+
+
+def test_a_value_that_changes_after_it_was_encoded_is_written_once_as_it_is_last() -> None:
+    overlay, last = encoded_early(), OpLog([(2, "another op_id", 1)])
+    overlay.put(key(0), last)
+    overlay.delete(key(1))
+    changes = [*overlay.changes()]
+    assert sorted(changes) == [
+        ("state", key(0), last.encode()),
+        ("state", key(1), None),
+        ("state", key(2), PAGE.encode()),
+    ]
+    overlay.written()
+    assert [*overlay.changes()] == []
+    assert overlay.get(key(0), OpLog.decode) is last
+    assert overlay.get(key(1), OpLog.decode) is None
+
+
+def test_what_is_erased_or_dropped_after_it_was_encoded_is_not_written() -> None:
+    erased, dropped = encoded_early(), encoded_early()
+    erased.erase(b"F", (b"0", b"1"))
+    erased.put(key(1), PAGE)
+    assert sorted(each for _, each, _ in erased.changes()) == [key(1), key(2)]
+    assert [first for first, _ in erased.erasures()] == [b"F0", b"F1"]
+    dropped.drop(key(2))
+    assert sorted(each for _, each, _ in dropped.changes()) == [key(0), key(1)]
