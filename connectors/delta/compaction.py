@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from connectors.delta.damage import how_to_repair
 from connectors.delta.data_files import data_schema, parquet_writer, written_file
-from connectors.delta.log.commits import Commit, sync, sync_version
+from connectors.delta.log.commits import Commit, sync, sync_up_to
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, write_commit
@@ -194,7 +194,7 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], 
 
     with deleted_unless_committed(path, found.version, names):
         joined = _joined(path, table, files, names, ranges)
-        sync_version(path, found.version)
+        sync_up_to(path, found.version)
         write_commit(path, found.version, _actions(found.version, files, joined), require_compatible)
     return len(names)
 

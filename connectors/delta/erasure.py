@@ -26,7 +26,7 @@ from broker_state.audit import HANDLER_CAUSE, StepCause
 from connectors.delta.data_files import data_schema, parquet_writer, written_file
 from connectors.delta.erased_values import ERASED, ERASED_CAUSE, NO_HEAD
 from connectors.delta.escaped_text import pattern_of
-from connectors.delta.log.commits import Commit, commits_after, sync, sync_commits, sync_version
+from connectors.delta.log.commits import Commit, commits_after, sync, sync_commits, sync_up_to
 from connectors.delta.log.table_log import DataFile, read_data_files
 from connectors.delta.log.uncommitted_files import deleted_unless_committed
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, txn_action, write_commit
@@ -128,7 +128,7 @@ def _erase_newest(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) ->
             _written_anew(path, table, found, file, name, wanted, changes)
             for file, name in zip(removed, names, strict=True)
         ]
-        sync_version(path, found.version)
+        sync_up_to(path, found.version)
         write_commit(path, found.version, _actions(found, removed, added, changes), require_compatible)
     return values, len(removed)
 

@@ -41,9 +41,9 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - len(".dead_letters_handled")
 RESULTS_BYTES_MIN = 1024 * 1024
-# Retention deletes whole segments: without a new one every ten minutes, records would stay for a week.
 OPS_RETENTION_MS = 7 * DAY_MS
 """Of an ops topic that is made. Longer: older snapshots can be replayed to the end, at the cost of disk."""
+# Retention deletes whole segments: without a new one every ten minutes, records would stay for a week.
 SHORT_LIVED_RECORDS = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segment.ms": "600000"}
 
 

@@ -43,6 +43,7 @@ class NewFile:
         """Begin it; nothing is visible yet, except on file systems that create it now."""
         self._url = url
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
+        self._io_utils: Any = None
         try:
             self._path: Any = jvm.org.apache.hadoop.fs.Path(url)
             configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - as above
@@ -50,6 +51,7 @@ class NewFile:
             builder = self._file_system.createFile(self._path).overwrite(False).recursive()
             # An option that a file system does not know is ignored.
             self._stream: Any = builder.opt(_CONDITIONAL, True).build()
+            self._io_utils = jvm.org.apache.commons.io.IOUtils
         except JVM_ERRORS as error:
             if not _is_lost(error):
                 raise self._unreachable(error) from error
@@ -70,11 +72,14 @@ class NewFile:
         except JVM_ERRORS as error:
             if _is_lost(error):
                 return False
-            self._undo(stream)
+            self._undo(stream, content)
             raise self._unreachable(error) from error
+        except BaseException:  # a signal
+            self._undo(stream, content)
+            raise
         return True
 
-    def _undo(self, stream: Any) -> None:  # noqa: ANN401 - of the JVM
+    def _undo(self, stream: Any, content: bytes) -> None:  # noqa: ANN401 - of the JVM
         """Leave no part of the file, which its readers would take for a damaged one. The first error counts."""
         with contextlib.suppress(*JVM_ERRORS):
             if stream.hasCapability(_ABORTABLE):
@@ -83,7 +88,17 @@ class NewFile:
         with contextlib.suppress(*JVM_ERRORS):
             stream.close()
         with contextlib.suppress(*JVM_ERRORS):
-            self._file_system.delete(self._path, False)
+            if self._has_part_of(content):
+                self._file_system.delete(self._path, False)
+
+    def _has_part_of(self, content: bytes) -> bool:
+        """Return whether the file is a part of this content, and so not that of another writer."""
+        stream = self._file_system.open(self._path)
+        try:
+            found = bytes(self._io_utils.toByteArray(stream))
+        finally:
+            stream.close()
+        return content.startswith(found) and found != content
 
     def _unreachable(self, error: BaseException) -> Unavailable:
         return Unavailable(f"{self._url} cannot be written: {first_line(error)}", subject=self._url)

@@ -76,7 +76,7 @@ all of them may be of one shard, whose worker has them in memory as packed."""
 
 FIRST_MICRO_BATCH_S = 30.0
 """How long rows wait for it at most."""
-OWNER_ROW_S = 5.0
+OWNER_ROW_S = 20.0
 """How long a stop waits for the row of the owner."""
 POLL_S = 0.1
 
@@ -404,15 +404,19 @@ class ClusterJob:
     def _start_rows(
         self, audit: KeptQuery, deciding: HeldBackQuery, tables: TableLocations, owner: Owner, state_epoch: str
     ) -> None:
-        """Start to write rows once the first micro-batch is decided: nobody waits for rows, and senders do for that."""
+        """Start to write rows, the owner's first, once the first micro-batch is decided: senders wait for that."""
 
         def start() -> None:
             deadline_s = time.monotonic() + FIRST_MICRO_BATCH_S
-            with contextlib.suppress(*SPARK_ERRORS):  # a query that cannot be asked ends the job by itself
+            try:
                 while deciding.is_starting and not self._end.is_stopping and time.monotonic() < deadline_s:
                     time.sleep(POLL_S)
-            audit.start()
-            write_owner(self._spark, tables, self.settings.topic_prefix, owner, state_epoch)
+                if self.failure is None:
+                    write_owner(self._spark, tables, self.settings.topic_prefix, owner, state_epoch)
+                if not self._end.is_stopping:
+                    audit.start()
+            except Exception as error:  # noqa: BLE001 - without rows the job would decide until their topic forgets
+                self._end.fail_unless_stopping(error)
 
         starting = threading.Thread(target=start, name="start-rows", daemon=True)
         starting.start()

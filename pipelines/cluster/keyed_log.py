@@ -47,13 +47,13 @@ class KeyedLog:
         """
         with self._errors():
             end = self._consumer.end_offsets([self._partition])[self._partition]
-        read_s = time.monotonic()
-        while self._position() < end:
-            records = self.next(_POLL_MS)
-            yield from records
-            if records:
-                read_s = time.monotonic()
-            elif time.monotonic() - read_s > _TIMEOUT_S:
+        at, moved_s = self._position(), time.monotonic()
+        while at < end:
+            yield from self.next(_POLL_MS)
+            before, at = at, self._position()
+            if at > before:
+                moved_s = time.monotonic()
+            elif time.monotonic() - moved_s > _TIMEOUT_S:
                 message = f"{self._topic} cannot be read: no record within {_TIMEOUT_S:.0f} s"
                 raise Unavailable(message, subject=self._topic)
 

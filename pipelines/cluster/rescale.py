@@ -51,6 +51,7 @@ def rescale(
     if found.rescaled_to is None and found.planned != found.committed:
         plan_rescale(spark, deciding, found, partitions)
     manager.repartition(deciding, partitions)
+    require_owned()  # nobody has decided meanwhile
     after = _digest(spark, checkpoint, identity)
     if after != before:
         message = (

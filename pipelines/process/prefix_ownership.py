@@ -65,7 +65,8 @@ class OwnerRecords(Protocol):
 class EarlyLook:
     """Looks at the last record in a thread, so that the owner's silence counts from now on and not from `take`.
 
-    For a job that cannot take its prefix before Spark runs, which takes as long as the silence.
+    For a job that cannot take its prefix before Spark runs, which takes as long as the silence. For two heartbeats the
+    owner is listened to in any case.
 
     Args:
         records: The topic with the owner, for this look alone. While it does not exist, or Kafka does not answer,
@@ -127,7 +128,8 @@ def _is_silent(prefix: str, records: OwnerRecords, before: LastRecord[Owner], si
         Fenced: It has sent a heartbeat.
     """
     _log.info("prefix_waits", prefix=prefix, owner=str(before.value))
-    deadline_s = since_s + SILENCE_S
+    # While Kafka is away nobody is heard: whoever owns the prefix gets the time to send a heartbeat again.
+    deadline_s = max(since_s + SILENCE_S, _now_s() + 2 * HEARTBEAT_S)
     while (left_s := deadline_s - _now_s()) > 0:
         time.sleep(min(POLL_S, left_s))
         found = records.last()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -33,8 +34,12 @@ __all__ = [
     "read_commit",
     "sync",
     "sync_commits",
-    "sync_version",
+    "sync_up_to",
 ]
+
+
+WRITTEN_BACK_AFTER_S = 600.0
+"""Linux writes back what is older than half a minute; this leaves it time."""
 
 
 class _Stats(msgspec.Struct, rename="camel"):
@@ -140,15 +145,22 @@ def sync_commits(table: Path, commits: Iterable[Commit]) -> None:
         sync(folder)
 
 
-def sync_version(table: Path, version: int) -> None:
-    """Make the commit of a version durable, unless Delta has deleted its file because a checkpoint covers it.
+def sync_up_to(table: Path, version: int) -> None:
+    """Make a version durable: its commit, and those before it that the system may not have written back yet.
 
     For a commit that removes files of this version: else a power loss may take the commit that says which rows are
-    delivered, and leave the rows.
+    delivered, and leave the rows. Writers that do not sync, as Spark, may have made several.
     """
-    commit = read_commit(table, version)
-    if commit is not None:
-        sync_commits(table, [commit])
+    oldest_s = time.time() - WRITTEN_BACK_AFTER_S
+    young = itertools.takewhile(lambda commit: _written_s(table, commit) > oldest_s, commits_back_from(table, version))
+    sync_commits(table, [*young] or [*itertools.islice(commits_back_from(table, version), 1)])
+
+
+def _written_s(table: Path, commit: Commit) -> float:
+    try:
+        return commit_file(table, commit.version).stat().st_mtime
+    except FileNotFoundError:  # Delta deletes what a checkpoint covers
+        return 0.0
 
 
 def commit_file(table: Path, version: int) -> Path:

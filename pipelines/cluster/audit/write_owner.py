@@ -6,13 +6,12 @@ from pyspark.sql import SparkSession
 from checkpoints.prefix_owner import Owner
 from connectors.delta.log.transactions import app_id
 from connectors.delta.spark_append import SparkAppend
-from connectors.delta.spark_errors import SPARK_ERRORS, spark_text
+from connectors.delta.spark_errors import spark_text
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import OWNERS
 from pipelines.cluster.audit.table_locations import TableLocations
 from pipelines.cluster.audit.written_tables import PIPELINE
 from pipelines.process.owner_table import owner_row
-from popstream.wire.base_errors import PopstreamError
 
 __all__ = ["write_owner"]
 
@@ -35,6 +34,5 @@ def write_owner(spark: SparkSession, tables: TableLocations, prefix: str, owner:
         if not commit.is_done:
             row = owner_row(prefix, owner, state_epoch)
             commit.commit_rows(spark.createDataFrame(row, spark_schema(OWNERS)), lambda _: {})
-    except (*SPARK_ERRORS, PopstreamError) as error:
-        problem = str(error) if isinstance(error, PopstreamError) else spark_text(error)
-        _log.warning("owner_not_written", table=OWNERS.name, error=problem)
+    except Exception as error:  # noqa: BLE001 - py4j raises errors of many types
+        _log.warning("owner_not_written", table=OWNERS.name, error=spark_text(error))

@@ -70,6 +70,7 @@ def test_an_error_leaves_no_part_of_a_new_file(broken: str, *, is_abortable: boo
     file = NewFile(spark, "s3a://bucket/state/identity")
     stream, file_system = file._stream, file._file_system
     stream.hasCapability.return_value = is_abortable
+    spark._jvm.org.apache.commons.io.IOUtils.toByteArray.return_value = b"cont"
     getattr(stream, broken).side_effect = java_error("java.io.IOException: No space left on device\n\tat x")
     with pytest.raises(Unavailable, match=r"identity cannot be written: java.io.IOException: No space left on device"):
         file.write(b"content")
@@ -84,3 +85,26 @@ def test_the_file_of_another_writer_stays() -> None:
     assert not file.write(b"content")
     assert not stream.abort.called
     assert not file_system.delete.called
+
+
+def test_after_an_error_the_file_of_another_writer_stays() -> None:
+    """Where a file system lets two writers make one file: this one cannot know why its own was refused."""
+    spark: Any = MagicMock()
+    file = NewFile(spark, "other://bucket/state/identity")
+    file._stream.hasCapability.return_value = False
+    file._stream.close.side_effect = java_error("java.io.IOException: refused")
+    spark._jvm.org.apache.commons.io.IOUtils.toByteArray.return_value = b"what the other has written"
+    with pytest.raises(Unavailable, match="refused"):
+        file.write(b"content")
+    assert not file._file_system.delete.called
+
+
+def test_a_signal_leaves_no_part_either() -> None:
+    spark: Any = MagicMock()
+    file = NewFile(spark, "hdfs://cluster/state/identity")
+    file._stream.hasCapability.return_value = False
+    file._stream.write.side_effect = KeyboardInterrupt
+    spark._jvm.org.apache.commons.io.IOUtils.toByteArray.return_value = b""
+    with pytest.raises(KeyboardInterrupt):
+        file.write(b"content")
+    assert file._file_system.delete.called

@@ -83,6 +83,21 @@ def test_a_record_that_does_not_come_is_not_waited_for_for_ever(consumer: Consum
         list(log.to_end())
 
 
+def test_records_without_a_value_are_records(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as take longer than the time-out."""
+    consumer.end = consumer.missing_from = 100
+
+    def poll(timeout_ms: int) -> dict[Any, list[Any]]:
+        consumer.now_s += 5 * timeout_ms / 1000
+        consumer.at += 1
+        return {consumer.partition: [SimpleNamespace(key=b"k", value=None)]}
+
+    monkeypatch.setattr(consumer, "poll", poll)
+    with KeyedLog(KAFKA, "log") as log:
+        assert [*log.to_end()] == []
+    assert consumer.now_s > 120
+
+
 def no_brokers(**_: Any) -> Any:
     raise KafkaConnectionError("no brokers")
 

@@ -133,7 +133,9 @@ def test_the_silence_of_a_killed_owner_counts_from_an_early_look(lab: Lab) -> No
 def test_an_owner_that_has_sent_a_heartbeat_since_an_early_look_is_not_silent(lab: Lab) -> None:
     job, records = lab.running()
     early = EarlyLook(Records(lab.topic))
-    eventually(lambda: len(lab.topic.records) > 2)
+    early._thread.join()
+    beats = len(lab.topic.records)
+    eventually(lambda: len(lab.topic.records) > beats + 1)
     records.is_away = True
     copy, _ = lab.job(place="q", early_look=early)
     began = time.monotonic()
@@ -143,17 +145,30 @@ def test_an_owner_that_has_sent_a_heartbeat_since_an_early_look_is_not_silent(la
 
 
 def test_an_early_look_that_sees_nothing_changes_nothing(lab: Lab) -> None:
-    nobody, away = Records(lab.topic), Records(lab.topic)
+    away = Records(lab.topic)
     away.is_away = True
-    for records in (nobody, away):
-        early = EarlyLook(records)
+    looks = EarlyLook(Records(lab.topic)), EarlyLook(away)  # at a prefix that nobody owned yet, and without Kafka
+    for early in looks:
         early._thread.join()
-        assert early._seen is None
-    _, records = lab.running()
+    _, running = lab.running()
+    for early, place in zip(looks, ("q", "r"), strict=True):
+        running.is_away = True
+        began = time.monotonic()
+        _, running = lab.running(place=place, early_look=early)
+        assert time.monotonic() - began >= SILENCE_S
+
+
+def test_after_an_outage_of_kafka_the_owner_gets_the_time_for_a_heartbeat(lab: Lab) -> None:
+    """An early look says nothing about the time in which nobody could be heard."""
+    job, records = lab.running()
     records.is_away = True
-    began = time.monotonic()
-    lab.running(place="q", early_look=early)
-    assert time.monotonic() - began >= SILENCE_S
+    early = EarlyLook(Records(lab.topic))
+    time.sleep(SILENCE_S)
+    copy, _ = lab.job(place="q", early_look=early)
+    records.is_away = False
+    with pytest.raises(Fenced, match="another job runs with the prefix shop"):
+        copy.take(["e"], take_over=False)
+    job.require()
 
 
 def test_a_restore_is_refused_while_the_owner_runs(lab: Lab) -> None:
