@@ -36,7 +36,7 @@ def supported(url: str, problem: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, TypeError) as error:  # TypeError: it needs more than a URL says
         message = f"{problem}: {error}"
         raise Invalid(message, subject=url) from error
 

@@ -10,13 +10,16 @@ import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 from expectations.context import SITE
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from great_expectations.data_context.data_context.file_data_context import FileDataContext
 
-__all__ = ["build_data_docs", "without_network"]
+__all__ = ["build_data_docs", "require_replaceable", "without_network"]
+
+_OF_A_SITE: Final = {"index.html", "expectations", "static", "validations"}
 
 _LOADED: Final = re.compile(
     r"<link\b[^>]*\bhref=[\"']?https?://[^>]*>"
@@ -43,6 +46,20 @@ th, td { border-bottom: 1px solid #8884; padding: .3rem .6rem; text-align: left;
 pre, code { white-space: pre-wrap; } .modal, .navbar-toggler, .ge-index-page-site-name-title img { display: none; }
 </style>
 """
+
+
+def require_replaceable(folder: Path) -> None:
+    """Refuse a folder that holds anything but Data Docs: each run replaces all of it.
+
+    Raises:
+        Invalid: It does, or is a file.
+    """
+    if not folder.exists():
+        return
+    others = sorted({each.name for each in folder.iterdir()} - _OF_A_SITE) if folder.is_dir() else [folder.name]
+    if others:
+        message = f"{folder} holds {others[0]}, which Data Docs would replace: name a new folder, or one of theirs"
+        raise Invalid(message, subject=str(folder))
 
 
 def build_data_docs(context: FileDataContext, folder: Path) -> None:

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from broker_state.audit import ERA_ENDING_KINDS
+from connectors.delta.duckdb_errors import query_errors
 from connectors.delta.duckdb_tables import DuckDbTables, rows_of
 from connectors.delta.history_start import first_day_of
 from connectors.delta.log.table_log import read_table_log, require_table_log
@@ -129,14 +130,15 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
         ]
         self._tables = DuckDbTables(snapshots)
         try:
-            self._tables.keep("history_cut", "SELECT $first_day::DATE AS first_day", {"first_day": first_day})
-            self._define(snapshots)
-            self._tables.add("unequal_row_totals", unequal)
-            keep_evidence(self._tables, evidence)
-            self.judged = {
-                name: int(next(self._tables.rows(f"SELECT count(*) FROM new_{name}"))[0])  # noqa: S608 - our own name
-                for name in self.versions
-            }
+            with query_errors([table_path(delta_root, name) for name in self.versions]):
+                self._tables.keep("history_cut", "SELECT $first_day::DATE AS first_day", {"first_day": first_day})
+                self._define(snapshots)
+                self._tables.add("unequal_row_totals", unequal)
+                keep_evidence(self._tables, evidence)
+                self.judged = {
+                    name: int(next(self._tables.rows(f"SELECT count(*) FROM new_{name}"))[0])  # noqa: S608 - our own name
+                    for name in self.versions
+                }
         except BaseException:
             self._tables.__exit__()
             raise

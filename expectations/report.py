@@ -49,6 +49,7 @@ class QualityReport:
         outcomes: Every expectation, in the order of the suites.
         scope: What was judged: all rows, or those from a date on.
         judged: Number of judged rows by table.
+        not_written: Why its results, or Data Docs, could not be written; usually empty.
     """
 
     run_at: datetime
@@ -56,6 +57,7 @@ class QualityReport:
     outcomes: Sequence[ExpectationResult]
     scope: Scope = ALL_ROWS
     judged: Mapping[str, int] = field(default_factory=dict)
+    not_written: Sequence[str] = ()
 
     @property
     def failures(self) -> tuple[ExpectationResult, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
+from deltalake.exceptions import CommitFailedError
 
 from connectors.delta.file_access import files_made_with, umask_of_tables
 from connectors.delta.log.table_log import read_table_log
@@ -22,14 +23,27 @@ if TYPE_CHECKING:
 __all__ = ["write_results"]
 
 _TABLE: Final = TABLES["quality_results"]
+_TRIES: Final = 10
 # Some rules read several tables, so a result belongs to all pinned versions; and to the rows that were judged.
 _KEY: Final = ("suite", "expectation", "table", "table_version", "pinned_versions", "scope")
 
 
 def write_results(root: Path, report: QualityReport) -> None:
-    """Write the outcomes of a run. A repeated check of the same table versions replaces its rows."""
+    """Write the outcomes of a run. A repeated check of the same table versions replaces its rows.
+
+    Raises:
+        Corrupt: The log of the table cannot be read.
+        DeltaError: The table cannot be written, also after some tries beside other checks.
+    """
     with files_made_with(umask_of_tables(root)):
-        _write(table_path(root, _TABLE.name), report)
+        for left in reversed(range(_TRIES)):
+            try:
+                _write(table_path(root, _TABLE.name), report)
+            except CommitFailedError:  # another check was faster
+                if not left:
+                    raise
+            else:
+                return
 
 
 def _write(path: Path, report: QualityReport) -> None:

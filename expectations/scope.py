@@ -11,6 +11,7 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from connectors.delta.duckdb_errors import query_errors
 from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.snapshot import open_snapshot
@@ -97,7 +98,7 @@ def _last_good_versions(delta_root: Path) -> dict[str, int]:
     if not (path / "_delta_log").is_dir():
         return {}
     snapshot = open_snapshot(path)
-    with DuckDbTables([snapshot]) as tables:
+    with query_errors([path]), DuckDbTables([snapshot]) as tables:
         return dict(tables.rows(_LAST_GOOD if "scope" in snapshot.columns else _LAST_GOOD_OF_OLD))
 
 

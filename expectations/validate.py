@@ -6,11 +6,14 @@ asserts its invariants itself; the suites check that the recorded history is con
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deltalake.exceptions import DeltaError
 from great_expectations.core.run_identifier import RunIdentifier
 
 from expectations.context import CHECKPOINT, open_context
@@ -18,9 +21,10 @@ from expectations.data_docs import build_data_docs
 from expectations.report import ExpectationResult, QualityReport
 from expectations.results import write_results
 from expectations.tables_source import SOURCE, TablesDatasource
+from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from expectations.opened_tables import OpenedTables
 
@@ -69,11 +73,23 @@ def validate(
             for outcome in _outcomes(definition, opened, result)
         ]
         report = QualityReport(began, opened.versions, outcomes, opened.scope, opened.judged)
+        not_written: list[str] = []
         if results:
-            write_results(opened.delta_root, report)
+            with _noted(not_written, "quality_results has no row of this check"):
+                write_results(opened.delta_root, report)
         if data_docs is not None:
-            build_data_docs(used, data_docs)
-    return report
+            with _noted(not_written, f"there are no new Data Docs in {data_docs}"):
+                build_data_docs(used, data_docs)
+    return replace(report, not_written=not_written)
+
+
+@contextlib.contextmanager
+def _noted(not_written: list[str], what: str) -> Iterator[None]:
+    """Note what cannot be written in the block: the outcomes, which took minutes, must not be lost for it."""
+    try:
+        yield
+    except (DeltaError, PopstreamError, OSError) as error:
+        not_written.append(f"{what}: {error}")
 
 
 def _outcomes(definition: Any, opened: OpenedTables, validation: Any) -> list[ExpectationResult]:  # noqa: ANN401 - untyped library

@@ -69,13 +69,15 @@ def run_check(
         Invalid: There are no tables, or the options name what there is not.
         Corrupt: A file of a table is damaged or missing.
         Unavailable: Kafka, or the running job, does not answer.
-        typer.Exit: An expectation does not hold.
+        typer.Exit: An expectation does not hold, or the results could not be written.
     """
     _require_tables(options.tables)
     with working("checking"):
         # Great Expectations takes seconds to import: the spinner runs already.
         from expectations.actions import call_webhook, described_failures, require_webhook, run_command  # noqa: PLC0415
+        from expectations.data_docs import require_replaceable  # noqa: PLC0415
 
+        require_replaceable(options.data_docs.absolute())
         if options.webhook is not None:
             require_webhook(options.webhook)
         can_write = not is_copy and os.access(delta_root, os.W_OK)
@@ -90,6 +92,7 @@ def run_check(
             "expectations_failed": report.expectations_failed,
             "data_docs": str(data_docs),
             "not_compared_with": not_compared,
+            "not_written": list(report.not_written),
             "outcomes": [dataclasses.asdict(outcome) for outcome in report.outcomes],
         }
         print(msgspec.json.encode(document, enc_hook=str).decode())
@@ -100,7 +103,11 @@ def run_check(
         for what in not_compared:
             say(f"not compared with {what}")
         say(f"Data Docs: {data_docs / 'index.html'}")
+    for problem in report.not_written:
+        say(problem)
     if not report.expectations_failed:
+        if report.not_written:
+            raise typer.Exit(Exit.NOT_AS_ASKED)
         return
     failures = {**described_failures(report), "data_docs": str(data_docs)}
     problems = [

@@ -55,6 +55,30 @@ def test_a_command_that_fails_is_said_and_does_not_hide_the_result(folder: Path)
     assert "popstream: the command `false` ended with exit code 1\n" in done.stderr
 
 
+def test_a_folder_with_anything_else_is_not_replaced_by_data_docs(folder: Path) -> None:
+    for place in (folder, folder / "delta", folder / "delta/operations/_delta_log/00000000000000000000.json"):
+        done = check(folder, "--data-docs", str(place))
+        assert done.exit_code == 2
+        assert "which Data Docs would replace: name a new folder, or one of theirs" in done.stderr
+    assert (folder / "delta" / "operations" / "_delta_log").is_dir()
+    (folder / "docs").mkdir()
+    assert [check(folder).exit_code for _ in range(2)] == [0, 0]
+    assert (folder / "docs" / "index.html").is_file()
+
+
+def test_a_check_whose_results_cannot_be_written_is_reported_all_the_same(folder: Path) -> None:
+    table = folder / "delta" / "quality_results"
+    (table / "_delta_log").mkdir(parents=True)
+    (table / "_delta_log" / "00000000000000000000.json").write_text("no json")
+    done = check(folder)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[-1] == "68 of 68 expectations hold, for 1 row"
+    assert "quality_results has no row of this check: " in done.stderr
+    report = json.loads(check(folder, "--json").stdout)
+    assert report["expectations_failed"] == 0
+    assert len(report["not_written"]) == 1
+
+
 def test_the_next_daily_check_judges_what_has_changed(folder: Path) -> None:
     assert check(folder, "--since", "last").exit_code == 0
     again = check(folder, "--since", "last", "--json")
