@@ -274,7 +274,7 @@ class JobSettings(BaseSettings):
         default=None,
         description="time from which these operations must be signed: when keys were first set; empty: always",
     )
-    driver_memory: str = Field(default="1g", description="heap of Spark's JVM")
+    driver_memory: str = Field(default="1g", pattern="^[1-9][0-9]*[kmgtKMGT]$", description="heap of Spark's JVM")
     executors: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=2,
         description=(
@@ -334,7 +334,11 @@ class JobSettings(BaseSettings):
             " by OTEL_...; needs popstream[traces]; not supported on a cluster"
         ),
     )
-    log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")
+    log_level: str = Field(
+        default="INFO",
+        pattern="^(?i:DEBUG|INFO|WARNING|ERROR|CRITICAL)$",
+        description="level of the log; DEBUG shows every micro-batch",
+    )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
         description="json: a line of JSON for each event; text: for people; auto: json in job.log, text on a terminal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -10,10 +11,25 @@ from connectors.delta.duckdb_tables import MEMORY, SPILLED_MAX, described_error
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["query_error"]
+__all__ = ["query_error", "query_errors"]
+
+
+@contextlib.contextmanager
+def query_errors(tables: Collection[Path]) -> Iterator[None]:
+    """Turn an error of DuckDB in the block, which reads the tables in these folders, into one of this project.
+
+    Raises:
+        Corrupt: A file of a table is damaged or missing.
+        Unavailable: One cannot be read for another reason.
+        Invalid: Otherwise.
+    """
+    try:
+        yield
+    except duckdb.Error as error:
+        raise query_error(error, tables) from error
 
 
 def query_error(error: duckdb.Error, tables: Iterable[Path]) -> PopstreamError:

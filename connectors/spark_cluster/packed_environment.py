@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -106,7 +107,7 @@ def read_facts(archive: Path) -> EnvironmentFacts:
     try:
         with zipfile.ZipFile(archive) as packed:
             return msgspec.json.decode(packed.read(FACTS_FILE), type=EnvironmentFacts)
-    except (OSError, zipfile.BadZipFile, KeyError, msgspec.MsgspecError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, KeyError, msgspec.MsgspecError) as error:
         missing = isinstance(error, FileNotFoundError)
         what = f"there is no {archive}" if missing else f"{archive} is not a packed environment ({error})"
         message = f"{what}: make one with `popstream package --out {archive}`"

@@ -1,5 +1,6 @@
 """How a command ends: one clear line on standard error, and an exit code that scripts can tell apart."""
 
+import errno
 import os
 import signal
 import sys
@@ -58,7 +59,9 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own types are private
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            found = super().invoke(ctx)
+            if sys.stdout is not None:  # what is still buffered may fail as well, and at the exit nobody would say so
+                sys.stdout.flush()
         except (PopstreamError, JarError) as error:
             say(error_text(error))
             raise typer.Exit(exit_code(error)) from error
@@ -71,7 +74,11 @@ class Group(TyperGroup):
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except OSError as error:  # a file that is a folder, or belongs to somebody else: it is named
             say(error_text(error))
+            if error.filename is None and error.errno == errno.ENOSPC:  # that of the output: it would fail once more
+                say("the output is not complete")
+                sys.stdout = None
             raise typer.Exit(Exit.NOT_AS_ASKED) from error
+        return found
 
     def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
         """Return the options of the group."""

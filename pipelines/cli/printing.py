@@ -43,9 +43,15 @@ class _EscapeAll(RenderHook):
         return [_Escaped(each) for each in renderables]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise it, as `print` does: rich itself would end the process with exit code 1."""
+        raise BrokenPipeError
+
+
 def new_console(**options: Any) -> Console:  # noqa: ANN401 - Console's
     """Return a console for texts of others: it replaces no `:name:` by a picture, and no text controls the terminal."""
-    console = Console(highlight=False, emoji=False, **options)
+    console = _Console(highlight=False, emoji=False, **options)
     console.push_render_hook(_EscapeAll())
     return console
 

@@ -48,7 +48,7 @@ def session_of_command(start: Callable[[dict[str, str]], SparkSession]) -> Itera
     """
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch, ended_jvm():
         conf = {"spark.sql.warehouse.dir": str(Path(scratch, "warehouse")), "spark.local.dir": scratch}
-        with working("starting Spark"), held_signals(), output_in(Path(os.devnull)):
+        with spark_errors_kept(), working("starting Spark"), held_signals(), output_in(Path(os.devnull)):
             session = start(conf)
         silence_query_errors()
         try:

@@ -24,6 +24,7 @@ from pipelines.control.messages import (
 )
 from pipelines.control.pages import by_pages
 from popstream.wire.base_errors import Unavailable
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["ask", "is_owned"]
 
@@ -61,8 +62,8 @@ def ask(job: JobFile, request: Request, reply: type[Reply], *, timeout_s: float 
 def _decoded(job: JobFile, line: bytes, reply: type[Reply]) -> Reply:
     try:
         return msgspec.json.decode(line, type=reply)
-    except msgspec.DecodeError as error:
-        with contextlib.suppress(msgspec.DecodeError):
+    except DECODE_ERRORS as error:
+        with contextlib.suppress(*DECODE_ERRORS):
             raise msgspec.json.decode(line, type=Failure).to_error() from None
         message = f"the answer of {job.address} cannot be read: {line[:200].decode(errors='replace')}"
         raise Unavailable(message, subject=job.address) from error

@@ -13,6 +13,7 @@ import msgspec
 from pipelines.control.api_paths import query_of
 from pipelines.control.messages import Failure
 from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from pipelines.control.messages import Request
@@ -37,8 +38,7 @@ def asked_by_http(url: str, token: str, request: Request, timeout_s: float) -> b
         Invalid: The address is not one of HTTP, nothing of this project answers there, or the API has no such request.
         Unavailable: Nothing answers in time.
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if not _is_address(url):
         message = f"{url!r} is not the address of an API: write it as http://host:9465"
         raise Invalid(message, subject=url)
     path, query = query_of(request)
@@ -57,12 +57,20 @@ def asked_by_http(url: str, token: str, request: Request, timeout_s: float) -> b
         raise Unavailable(message, subject=url) from error
 
 
-def _failure(url: str, error: urllib.error.HTTPError) -> bytes:
-    with error:
-        content: bytes = error.read()
+def _is_address(url: str) -> bool:
     try:
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
+def _failure(url: str, error: urllib.error.HTTPError) -> bytes:
+    try:
+        with error:
+            content: bytes = error.read()
         failure = msgspec.json.decode(content, type=Failure)
-    except msgspec.DecodeError:
+    except (*DECODE_ERRORS, OSError, http.client.HTTPException):
         message = f"{url} answers with {error.code} {error.reason}, not as the API of a job does"
         raise Invalid(message, subject=url) from error
     if error.code == http.client.UNAUTHORIZED:

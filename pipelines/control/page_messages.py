@@ -15,7 +15,7 @@ PAGE_MAX = 500
 """Rows of a page at most."""
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
-Skip = Annotated[int, msgspec.Meta(ge=0)]
+Skip = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
 
 class LanesRequest(ControlRequest, frozen=True, kw_only=True, tag="lanes"):

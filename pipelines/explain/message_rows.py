@@ -6,9 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow
+from connectors.delta.duckdb_errors import query_errors
 from connectors.delta.duckdb_tables import MEMORY, DuckDbTables
 from connectors.delta.snapshot import open_snapshot
-from connectors.delta.tables import table_path
+from connectors.delta.tables import TABLES, table_path
 from pipelines.explain.message_events import MessageRows, UnitRow, of_present_topic
 from pipelines.explain.story import cut_text
 from popstream.wire.base_errors import Invalid
@@ -50,7 +51,10 @@ def read_message_rows(
         Invalid: There are no tables, or one needs another reader.
         Corrupt: A file of a table is damaged or missing.
     """
-    with DuckDbTables(_files_about(delta_root, topic, queue_id, queue_offset), memory=memory) as tables:
+    with (
+        query_errors(_paths(delta_root)),
+        DuckDbTables(_files_about(delta_root, topic, queue_id, queue_offset), memory=memory) as tables,
+    ):
         found = {
             name: _rows(tables, name, topic, queue_id, _HAS_IT[name], offset=queue_offset)
             for name in _ROW_TYPES
@@ -72,6 +76,10 @@ def read_message_rows(
     return of_present_topic(rows) if is_recreated else rows
 
 
+def _paths(delta_root: Path) -> list[Path]:
+    return [path for name in TABLES if (path := table_path(delta_root, name)).is_dir()]
+
+
 def require_known(delta_root: Path, rows: MessageRows, group: str | None, *, memory: str = MEMORY) -> None:
     """Refuse a message that there never was, or of which the tables cannot tell. Reads more than the rows of a message.
 
@@ -81,7 +89,10 @@ def require_known(delta_root: Path, rows: MessageRows, group: str | None, *, mem
         Invalid: It says why there is nothing to tell.
     """
     name = f"{rows.topic}/{rows.queue_id}"
-    with DuckDbTables(_of_queue(delta_root, rows.topic, rows.queue_id), memory=memory) as tables:
+    with (
+        query_errors(_paths(delta_root)),
+        DuckDbTables(_of_queue(delta_root, rows.topic, rows.queue_id), memory=memory) as tables,
+    ):
         lanes = _lanes(tables, rows.topic, rows.queue_id)
     if not lanes:
         message = f"the tables in {delta_root} have no queue {name}"

@@ -53,7 +53,10 @@ def metrics_routes(registry: CollectorRegistry, not_ready_reasons: Callable[[], 
     scrapes, probes = ThreadShare(PROBE_THREADS), ThreadShare(PROBE_THREADS)
 
     def encoded(accept: str, names: list[str]) -> Response:
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # what it asks for is no version of a format
+            encode, content_type = choose_encoder("")
         chosen = registry.restricted_registry(names) if names else registry
         return Response(encode(chosen), headers={"Content-Type": content_type, **_FRESH})
 

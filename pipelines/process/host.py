@@ -307,7 +307,8 @@ class Host:
             heap = self.settings.driver_memory
             # Each growth of the heap would stop the JVM for a full collection.
             options = [f"-Xms{heap}", QUICK_COMPILER]
-            session = build_session("popstream", jars, driver_memory=heap, java_options=options, conf=conf)
+            with spark_errors_kept():
+                session = build_session("popstream", jars, driver_memory=heap, java_options=options, conf=conf)
             if is_ours:
                 self._stack.callback(_stop_quietly, "spark", session.stop)
         silence_query_errors()

@@ -82,6 +82,15 @@ class UsableState(NamedTuple):
     losses: Losses
 
 
+def snapshot_of_id(snapshots: SnapshotStore, snapshot_id: str) -> Snapshot:
+    """Return a snapshot. Raises Invalid if there is none with this id."""
+    for snapshot in snapshots.list():
+        if snapshot.id == snapshot_id:
+            return snapshot
+    message = f"there is no snapshot {snapshot_id} at {snapshots.url}: `popstream snapshot --list` lists them"
+    raise Invalid(message, subject=snapshot_id)
+
+
 def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | None) -> Iterator[Candidate]:
     """Yield the candidates, best first.
 
@@ -104,13 +113,10 @@ def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | Non
     if only == NO_SNAPSHOT:
         yield empty
         return
-    kept = {snapshot.id: snapshot for snapshot in snapshots.list()}
     if only is not None:
-        if only not in kept:
-            message = f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` lists them"
-            raise Invalid(message, subject=only)
-        yield fetched(kept[only])
+        yield fetched(snapshot_of_id(snapshots, only))
         return
+    kept = {snapshot.id: snapshot for snapshot in snapshots.list()}
     aside = [put_aside(state) for state in sorted(folder.replaced.glob("*/state"), reverse=True)]
     has_state = folder.state.is_dir()
     if has_state:

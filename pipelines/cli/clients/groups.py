@@ -80,10 +80,11 @@ def run_reset(
         Refused: The job refuses an operation.
         Unavailable: No job runs, or it does not answer.
     """
-    if to not in PLACES and not to.isdigit():
+    is_offset = to.isascii() and to.isdecimal() and len(to) <= 18
+    if to not in PLACES and not is_offset:
         message = f"{to!r} is not a place: use earliest, latest, or a queue offset"
         raise Invalid(message, subject=topic)
-    if to.isdigit() and queue_id is None:
+    if is_offset and queue_id is None:
         message = f"name the queue with --queue: {to} is an offset of one queue"
         raise Invalid(message, subject=topic)
     job = require_running_job(place, "change groups")

@@ -17,6 +17,7 @@ from popstream.exchange.transport import Transport
 from popstream.wire.answer import Answer
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import COMMAND_TYPES, WIRE_VERSION, Command
+from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.reason import Reason
 
 __all__ = ["EXAMPLES", "example_lines", "read_operations", "read_text", "run_ops"]
@@ -62,7 +63,7 @@ def read_operations(text: str) -> list[Command]:
     """
     try:
         objects = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         lines = [line for line in text.splitlines() if line.strip()]
         objects = [_decoded(line, number) for number, line in enumerate(lines, 1)]
     commands: list[Command] = []

@@ -7,13 +7,20 @@ import typer
 
 from pipelines.cli.exits import EPILOG, command_group
 from pipelines.cli.options import DEFAULT_VAR, JsonOutput, RecoveryOptions, Var, takes_options
+from pipelines.printed_commands import remembered
 
 __all__ = ["migrate", "rescale"]
 
 migrate = command_group("migrate", "Take the state of a job from one machine to a Spark cluster, and back.")
 
 Checkpoint = Annotated[
-    str, typer.Option("--checkpoint", metavar="URL", help="path or URL of the state on the cluster, as for `submit`")
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="URL",
+        help="path or URL of the state on the cluster, as for `submit`",
+        callback=remembered("--checkpoint"),
+    ),
 ]
 
 

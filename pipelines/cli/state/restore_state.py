@@ -23,6 +23,7 @@ from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.target import require_job_folder
 from pipelines.job_settings import JobSettings
 from pipelines.process.prefix_ownership import require_ended
+from pipelines.recovery.candidates import NO_SNAPSHOT, snapshot_of_id
 from pipelines.recovery.replaced_files import move_tables_away
 from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.take_snapshot import take_snapshot
@@ -53,6 +54,8 @@ def run_restore(
         log_of(connection, settings.topic_prefix)
     else:
         require_job_folder(folder)
+    if only is not None and only != NO_SNAPSHOT:
+        snapshot_of_id(snapshots, only)  # before a table is moved
     umask = umask_of_tables(folder.delta, otherwise=settings.umask)
     with files_made_with(umask), Ownership(folder.lock) as ownership:
         with open_kafka(settings, var) as connection, reading_session(var) as spark, working("restoring"):

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-import duckdb
-
-from connectors.delta.duckdb_errors import query_error
+from connectors.delta.duckdb_errors import query_errors
 from connectors.delta.duckdb_tables import DuckDbTables, require_reading, tables_in
 from connectors.delta.history_start import HISTORY_BEGINS
 from connectors.delta.snapshot import open_snapshot
@@ -48,13 +46,14 @@ def duckdb_result(
     chosen = _chosen_versions(versions, names)
     at = None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
     snapshots = [open_snapshot(table_path(delta_root, name), version=chosen.get(name), at=at) for name in names]
-    try:
-        with DuckDbTables(snapshots) as tables, interrupted_by_signals(tables.interrupt):
-            views = [name for name, view in VIEWS.items() if set(existing).issuperset(view.tables)]
-            names_of_all = [*existing, *views, HISTORY_BEGINS]
-            yield QueryResult(tables.columns(sql), tables.rows(sql), names_of_all, lambda: tables.arrow_reader(sql))
-    except duckdb.Error as error:
-        raise query_error(error, [table_path(delta_root, name) for name in names]) from error
+    with (
+        query_errors([table_path(delta_root, name) for name in names]),
+        DuckDbTables(snapshots) as tables,
+        interrupted_by_signals(tables.interrupt),
+    ):
+        views = [name for name, view in VIEWS.items() if set(existing).issuperset(view.tables)]
+        names_of_all = [*existing, *views, HISTORY_BEGINS]
+        yield QueryResult(tables.columns(sql), tables.rows(sql), names_of_all, lambda: tables.arrow_reader(sql))
 
 
 def _chosen_versions(versions: Mapping[str, int], names: list[str]) -> dict[str, int]:

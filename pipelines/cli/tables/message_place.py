@@ -33,7 +33,7 @@ def parsed_place(text: str) -> Place:
     """
     topic, *numbers = text.split("/")
     plain = [number.replace(",", "") for number in numbers]
-    is_number = all(number.isascii() and number.isdecimal() and int(number) <= OFFSET_MAX for number in plain)
+    is_number = all(_is_number(number) and int(number) <= OFFSET_MAX for number in plain)
     if not topic or len(plain) > 2 or not is_number:
         message = f"{text!r} is not a place: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
         raise Invalid(message)
@@ -72,10 +72,15 @@ def parsed_record(text: str) -> tuple[int, int]:
         Invalid: The text names none.
     """
     numbers = text.replace(",", "").split("/")
-    if len(numbers) != 2 or not all(each.isascii() and each.isdecimal() for each in numbers):
+    if len(numbers) != 2 or not all(map(_is_number, numbers)):
         message = f"{text!r} is not a record: write PARTITION/OFFSET, as in 3/17"
         raise Invalid(message)
-    return int(numbers[0]), min(int(numbers[1]), OFFSET_MAX)
+    return min(int(numbers[0]), OFFSET_MAX), min(int(numbers[1]), OFFSET_MAX)
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a number of as many digits as one of 64 bits may have."""
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(OFFSET_MAX))
 
 
 def place_of_message_id(job: "JobPlace", place: Place, message_id: str) -> tuple[Place, str]:

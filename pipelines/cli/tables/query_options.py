@@ -64,7 +64,7 @@ def versions_by_table(options: list[str]) -> dict[str, int]:
     versions = {}
     for option in options:
         table, _, number = option.rpartition("=")
-        if not number.isdecimal():
+        if not (number.isascii() and number.isdecimal()) or len(number) > 18:
             message = f"{option!r} is not a version: write a number, or TABLE=NUMBER"
             raise Invalid(message)
         versions[table] = int(number)

@@ -80,10 +80,14 @@ def write_parquet(result: QueryResult, file: Path) -> int:
     """Write all rows to a new file, and return their number. An error leaves no file behind.
 
     Raises:
-        Invalid: The file exists.
+        Invalid: The file exists or its folder does not, or a column has a type that Parquet does not know.
     """
-    import pyarrow.parquet as pq  # noqa: PLC0415 - takes 0.1 s
+    import pyarrow as pa  # noqa: PLC0415 - takes 0.1 s
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
+    if not file.parent.is_dir():
+        message = f"there is no folder {file.parent}"
+        raise Invalid(message, subject=str(file))
     rows = 0
     made = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
@@ -91,13 +95,27 @@ def write_parquet(result: QueryResult, file: Path) -> int:
             for batch in reader:
                 writer.write_batch(batch)
                 rows += batch.num_rows
-        os.link(made, file)
+        _give_name(made, file)
+    except pa.ArrowNotImplementedError as error:
+        message = f"a column has a type that Parquet does not know: cast it in the query ({error})"
+        raise Invalid(message, subject=str(file)) from error
     except FileExistsError as error:
         message = f"{file} exists: name another file"
         raise Invalid(message, subject=str(file)) from error
     finally:
         made.unlink(missing_ok=True)
     return rows
+
+
+def _give_name(made: Path, file: Path) -> None:
+    """Rename a file. Raises FileExistsError if there is one of the new name."""
+    try:
+        os.link(made, file)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        with file.open("xb"):
+            made.replace(file)
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

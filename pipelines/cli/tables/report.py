@@ -4,10 +4,8 @@ import os
 from pathlib import Path
 from time import time
 
-import duckdb
-
 from checkpoints.layout import JobFolder
-from connectors.delta.duckdb_errors import query_error
+from connectors.delta.duckdb_errors import query_errors
 from connectors.delta.tables import TABLES, table_path
 from pipelines.cli.exits import say
 from pipelines.cli.tables.why import local_zone
@@ -43,11 +41,9 @@ def run_report(folder: JobFolder, scope: Scope, out: Path) -> None:
 
 
 def _read(folder: JobFolder, scope: Scope) -> Report:
-    with open_tables(folder.delta, scope) as tables, interrupted_by_signals(tables.interrupt):
-        try:
-            return read_report(tables, str(folder.root.absolute()), round(time() * 1000), local_zone())
-        except duckdb.Error as error:
-            raise query_error(error, [table_path(folder.delta, name) for name in TABLES]) from error
+    paths = [table_path(folder.delta, name) for name in TABLES]
+    with open_tables(folder.delta, scope) as tables, interrupted_by_signals(tables.interrupt), query_errors(paths):
+        return read_report(tables, str(folder.root.absolute()), round(time() * 1000), local_zone())
 
 
 def _require_writable(out: Path) -> None:

@@ -256,7 +256,7 @@ def check(
         typer.Option(metavar="URL", help="post the failures there, as JSON, if an expectation does not hold"),
     ] = None,
     data_docs: Annotated[
-        Path, typer.Option(help="folder for Data Docs; each run replaces its contents")
+        Path, typer.Option(help="folder for Data Docs, new or theirs; each run replaces its contents")
     ] = DEFAULT_DATA_DOCS,
     context: Annotated[
         Path | None,

@@ -4,10 +4,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import duckdb
 import msgspec
 
-from connectors.delta.duckdb_errors import query_error
+from connectors.delta.duckdb_errors import query_errors
 from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import table_path
@@ -48,15 +47,12 @@ def run_recommend(
         message = f"there are no tables in {delta_root}: has the job run here?"
         raise Invalid(message, subject=str(delta_root))
     snapshots = [open_snapshot(path) for path in paths]
-    try:
-        with DuckDbTables(snapshots) as tables, interrupted_by_signals(tables.interrupt):
-            found = [
-                GroupAdvice(group, topic, list(recommendations(figures)), figures)
-                for group, topic in _lanes(tables, groups)
-                for figures in [figures_of(tables.rows, group, topic, from_ms)]
-            ]
-    except duckdb.Error as error:
-        raise query_error(error, paths) from error
+    with query_errors(paths), DuckDbTables(snapshots) as tables, interrupted_by_signals(tables.interrupt):
+        found = [
+            GroupAdvice(group, topic, list(recommendations(figures)), figures)
+            for group, topic in _lanes(tables, groups)
+            for figures in [figures_of(tables.rows, group, topic, from_ms)]
+        ]
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:

@@ -209,6 +209,50 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(error: PopstreamError
     assert (result.exit_code, result.stderr) == (code, "popstream: x\n")
 
 
+@pytest.mark.parametrize(
+    ("program", "output", "code", "said"),
+    [
+        ("print('1 of 2')", "gone", 141, ""),
+        ("standard_output().print('1 of 2')", "gone", 141, ""),
+        ("print('1 of 2')", "/dev/full", 1, "the output is not complete"),
+        ("standard_output().print('1 of 2')", "/dev/full", 1, "the output is not complete"),
+    ],
+)
+def test_the_little_that_is_still_buffered_at_the_end_counts_as_well(
+    program: str, output: str, code: int, said: str
+) -> None:
+    text = f"""
+import typer
+from pipelines.cli.exits import Group
+from pipelines.cli.printing import standard_output
+app = typer.Typer(cls=Group)
+@app.command()
+def verify():
+    {program}
+@app.command()
+def other(): pass
+app(["verify"])
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if output != "gone":
+        os.close(writer)
+        writer = os.open(output, os.O_WRONLY)
+    unbuffered = {"PYTHONUNBUFFERED": ""}
+    ended = subprocess.run(
+        [sys.executable, "-c", text],
+        check=False,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **unbuffered},
+        text=True,
+    )
+    os.close(writer)
+    assert ended.returncode == code
+    assert said in ended.stderr
+    assert "Exception" not in ended.stderr
+
+
 @pytest.mark.parametrize(("stream", "code"), [("stdout", 141), ("stderr", 4)])
 def test_a_reader_that_has_gone_is_no_success(stream: str, code: int) -> None:
     """Of what is printed; messages that nobody reads end nothing."""
@@ -352,6 +396,22 @@ def test_all_invalid_settings_are_reported_at_once_without_secrets(
     assert len(caught.value.details) == 3
     assert "metrics_port (from POPSTREAM_METRICS_PORT)" in str(caught.value)
     assert "very secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("log_level", ["debug", "WARNING"], "verbose"),
+        ("driver_memory", ["512m", "2G"], "1gb"),
+        ("driver_memory", [], "0g"),
+    ],
+)
+def test_what_a_start_would_fail_for_is_refused_before(name: str, good: list[str], bad: str) -> None:
+    for value in good:
+        assert getattr(load_settings(None, **{name: value}), name) == value
+    with pytest.raises(Invalid) as caught:
+        load_settings(None, **{name: bad})
+    assert name in str(caught.value)
 
 
 def test_a_variable_that_is_not_json_is_named_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:

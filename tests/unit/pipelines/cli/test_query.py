@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 from typing import TYPE_CHECKING
@@ -88,6 +89,26 @@ def test_a_file_is_not_replaced(folder: Path, tmp_path: Path) -> None:
     assert made.read_text() == "mine"
     assert query(folder, "SELECT error('no')", "--parquet", str(tmp_path / "other.parquet")).exit_code == 2
     assert [path.name for path in tmp_path.iterdir() if "parquet" in path.name] == ["rows.parquet"]
+
+
+def test_what_parquet_lacks_is_to_be_cast(folder: Path, tmp_path: Path) -> None:
+    done = query(folder, "SELECT interval 1 day", "--parquet", str(tmp_path / "rows.parquet"))
+    assert done.exit_code == 2
+    assert "a column has a type that Parquet does not know: cast it in the query" in " ".join(done.stderr.split())
+    done = query(folder, GROUPED, "--parquet", str(tmp_path / "nowhere" / "rows.parquet"))
+    assert (done.exit_code, done.stderr) == (2, f"popstream: there is no folder {tmp_path / 'nowhere'}\n")
+    assert not [path for path in tmp_path.iterdir() if "parquet" in path.name]
+
+
+def test_a_file_is_made_where_there_are_no_links(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    made = tmp_path / "rows.parquet"
+    assert query(folder, GROUPED, "--parquet", str(made)).exit_code == 0
+    assert pq.read_table(made).num_rows == 2
+    assert query(folder, GROUPED, "--parquet", str(made)).exit_code == 2
 
 
 def test_values_that_json_lacks_are_texts(folder: Path) -> None:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpoints.layout import JobFolder
 from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import SnapshotStore
 from connectors.kafka.owner_log import LastRecord
 from pipelines.cli.state import restore_state
+from pipelines.job_settings import JobSettings
 from pipelines.process import prefix_ownership
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Fenced, Unavailable
+from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +41,7 @@ def owner_log_of(heartbeat: int) -> Callable[..., Any]:
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_ownership, "SILENCE_S", 0.05)
+    monkeypatch.setattr(prefix_ownership, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(prefix_ownership, "POLL_S", 0.01)
     monkeypatch.setattr(restore_state, "describe", lambda _connection, names: dict.fromkeys(names))
 
@@ -53,6 +56,22 @@ def test_an_owner_that_runs_elsewhere_refuses_it_by_name(monkeypatch: pytest.Mon
 def test_an_owner_that_is_dead_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore_state, "OwnerLog", owner_log_of(heartbeat=0))
     assert restore_state._owner_epoch(KafkaConnection("k:9092"), "orders", "q") == "e"
+
+
+def test_no_table_is_moved_for_a_snapshot_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = JobFolder(tmp_path / "job")
+    (folder.delta / "operations").mkdir(parents=True)
+    monkeypatch.setattr(restore_state, "require_job_folder", lambda _: None)
+    with pytest.raises(Invalid, match="there is no snapshot typo at"):
+        restore_state.run_restore(
+            JobSettings(folder=folder.root),
+            var=tmp_path,
+            lossy=False,
+            only="typo",
+            rebuild=["operations"],
+            as_json=False,
+        )
+    assert (folder.delta / "operations").is_dir()
 
 
 def test_a_base_that_cannot_be_stored_is_asked_for_by_name(tmp_path: Path) -> None:

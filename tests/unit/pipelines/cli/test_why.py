@@ -113,6 +113,7 @@ def test_a_message_that_no_group_has_read(folder: Path) -> None:
         (("orders/0/-1",), "is not a place"),
         (("orders/0/1/2",), "is not a place"),
         (("orders/0/99999999999999999999",), "is not a place"),
+        (("orders/0/" + "9" * 5_000,), "is not a place"),
         (("orders/0/0", "--lane", "g"), "name the queue of the lane by TOPIC/QUEUE"),
         (("orders/0", "--lane", "g", "--plot", "x"), "--plot cannot be used with --lane"),
         (("orders/0/0", "--message-id", "a-1"), "by its offset or by --message-id, not by both"),
@@ -123,6 +124,16 @@ def test_what_there_is_not_to_tell(folder: Path, arguments: tuple[str, ...], wor
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_of_zeros_says_how_to_repair_the_table(folder: Path) -> None:
+    """Its size is right, and nobody has looked into it before DuckDB does."""
+    for file in (folder / "delta" / "deliveries").rglob("*.parquet"):
+        if "_delta_log" not in file.parts:
+            file.write_bytes(bytes(file.stat().st_size))
+    done = why(folder, "orders/0/0")
+    assert done.exit_code == 4
+    assert "a data file of deliveries is damaged" in done.stderr
 
 
 def test_a_group_that_began_behind_the_message(tmp_path: Path) -> None:

@@ -89,6 +89,14 @@ def test_metrics_are_shown_all_or_by_name(port: Port) -> None:
     assert "popstream_ready" not in text
 
 
+def test_a_version_of_a_format_that_is_none_gets_the_usual_one(port: Port) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port.number}/metrics", headers={"Accept": "application/openmetrics-text; version=foo"}
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        assert answer.headers["Content-Type"].startswith("text/plain")
+
+
 def test_many_metrics_are_compressed_for_who_can_read_that(port: Port) -> None:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port.number}/metrics",
