@@ -128,7 +128,7 @@ def _is_silent(prefix: str, records: OwnerRecords, before: LastRecord[Owner], si
         Fenced: It has sent a heartbeat.
     """
     _log.info("prefix_waits", prefix=prefix, owner=str(before.value))
-    # While Kafka is away nobody is heard: whoever owns the prefix gets the time to send a heartbeat again.
+    # While Kafka is away nobody is heard: an owner gets the time to send a heartbeat again.
     deadline_s = max(since_s + SILENCE_S, _now_s() + 2 * HEARTBEAT_S)
     while (left_s := deadline_s - _now_s()) > 0:
         time.sleep(min(POLL_S, left_s))
