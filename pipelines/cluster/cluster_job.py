@@ -410,11 +410,12 @@ class ClusterJob:
             deadline_s = time.monotonic() + FIRST_MICRO_BATCH_S
             try:
                 while deciding.is_starting and not self._end.is_stopping and time.monotonic() < deadline_s:
-                    time.sleep(POLL_S)
+                    if self._end.wait(POLL_S):
+                        break
                 if self.failure is None:
                     write_owner(self._spark, tables, self.settings.topic_prefix, owner, state_epoch)
-                if not self._end.is_stopping:
-                    audit.start()
+                    if not self._end.is_stopping:
+                        audit.start()
             except Exception as error:  # noqa: BLE001 - without rows the job would decide until their topic forgets
                 self._end.fail_unless_stopping(error)
 

@@ -20,6 +20,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, Unavailable
 from tests.support.hadoop_files import HadoopFiles
 from tests.support.java_error import ended_jvm
+from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
     from checkpoints.prefix_owner import Owner
@@ -104,3 +105,65 @@ def test_a_job_whose_jvm_has_ended_stops_and_says_what_ended_it(job: ClusterJob)
     assert isinstance(job.failure, SparkError)
     assert str(job.failure).startswith("Spark failed (ConnectionRefusedError)")
     assert stopped == ["first started"]
+
+
+class Rows:
+    """In place of the queries and the table of owners: what was done, in order."""
+
+    def __init__(self, job: ClusterJob, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.job = job
+        self.done: list[str] = []
+        self.is_starting = True
+        self.failure: Exception | None = None
+        monkeypatch.setattr(cluster_job, "write_owner", lambda *_: self.done.append("owner"))
+        monkeypatch.setattr(cluster_job, "POLL_S", 0.001)
+
+    def start(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.done.append("audit")
+
+    def begin(self) -> None:
+        arguments: Any = (self, self, None, None, "epoch")
+        self.job._start_rows(*arguments)
+
+
+@pytest.fixture
+def rows(job: ClusterJob, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    return Rows(job, monkeypatch)
+
+
+def test_rows_begin_with_that_of_the_owner_once_a_micro_batch_is_decided(rows: Rows) -> None:
+    rows.begin()
+    assert not rows.job.wait(0.05)
+    assert rows.done == []
+    rows.is_starting = False
+    wait_for(lambda: rows.done == ["owner", "audit"], patience_s=20)
+
+
+def test_rows_do_not_wait_for_ever(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_job, "FIRST_MICRO_BATCH_S", 0.01)
+    rows.begin()
+    wait_for(lambda: rows.done == ["owner", "audit"], patience_s=20)
+
+
+def test_a_job_that_is_stopped_before_has_the_row_of_its_owner_and_starts_nothing(rows: Rows) -> None:
+    """The query is drained instead, which writes what is decided."""
+    rows.begin()
+    rows.job.stop()
+    assert rows.done == ["owner"]
+
+
+def test_a_job_that_has_failed_meanwhile_writes_no_row(rows: Rows) -> None:
+    rows.begin()
+    rows.job._end.fail(Unavailable("Kafka is away"))
+    rows.job.stop()
+    assert rows.done == []
+
+
+def test_rows_that_cannot_begin_end_the_job(rows: Rows) -> None:
+    rows.failure = RuntimeError("can't start new thread")
+    rows.is_starting = False
+    rows.begin()
+    assert rows.job.wait(20)
+    assert rows.job.failure is rows.failure
