@@ -159,7 +159,9 @@ def require_reading(sql: str) -> None:
 
     Raises:
         Invalid: It is not SQL, more than one statement, or a statement that is not a query.
+        UnicodeEncodeError: It has half characters, of bytes that are not UTF-8.
     """
+    sql.encode()
     try:
         statements = duckdb.extract_statements(sql)
         if len(statements) == 1 and statements[0].type == duckdb.StatementType.EXPLAIN:

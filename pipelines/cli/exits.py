@@ -68,6 +68,9 @@ class Group(TyperGroup):
         except KeyboardInterrupt as error:
             say(interruption(error))
             raise typer.Exit(interrupted_code(error)) from None
+        except UnicodeEncodeError as error:  # Python reads bytes that are not UTF-8 as half characters
+            say("an argument or a path has bytes that are not UTF-8")
+            raise typer.Exit(Exit.INVALID) from error
         except BrokenPipeError:
             # The reader of the output has gone: nobody knows what was left to do. Nothing may be flushed at exit.
             sys.stdout = None

@@ -436,9 +436,15 @@ def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: AN
     except ValueError as error:  # Python refuses integers of thousands of digits
         message = f"{file} is not TOML: {error}"
         raise Invalid(message, subject=str(file)) from error
+    unknown += [f"{name}: it has bytes that are not UTF-8" for name, value in settings if _is_not_utf8(value)]
     if unknown:
         raise Invalid(message, details=unknown)
     return settings
+
+
+def _is_not_utf8(value: object) -> bool:
+    """Return whether a value is a text, or a path, that tables and messages cannot name."""
+    return isinstance(value, str | Path) and any("\ud800" <= each <= "\udfff" for each in str(value))
 
 
 def _place(location: tuple[int | str, ...]) -> str:

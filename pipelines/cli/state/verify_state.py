@@ -22,6 +22,7 @@ from pipelines.control.messages import Image, ImageRequest
 from pipelines.job_settings import JobSettings
 from pipelines.printed_commands import completed_commands
 from pipelines.recovery.verify import Inputs, ProgressReport, Verified, WorkFolder, goes_on, verify
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["VerifyOptions", "run_verification", "run_verify"]
 
@@ -148,11 +149,17 @@ def _copied(job: JobFile, verification: WorkFolder) -> tuple[Path, Path | None]:
     verification.incoming.mkdir()
     image = ask(job, ImageRequest(), Image, timeout_s=TIMEOUT_S)
     state, queues = verification.incoming / "state", verification.incoming / "queues"
-    shutil.move(image.folder, state)
-    if image.queues is None:
-        return state, None
-    shutil.move(image.queues, queues)
-    return state, queues
+    try:
+        shutil.move(image.folder, state)
+        if image.queues is not None:
+            shutil.move(image.queues, queues)
+    except OSError as error:
+        for place in (image.folder, image.queues, verification.incoming):
+            if place is not None:
+                shutil.rmtree(place, ignore_errors=True)
+        message = f"a copy of the state cannot be written to {verification.incoming}: is the disk full? ({error})"
+        raise Unavailable(message, subject=str(verification.incoming)) from error
+    return state, None if image.queues is None else queues
 
 
 def _facts(verified: Verified) -> Iterator[tuple[str, str]]:

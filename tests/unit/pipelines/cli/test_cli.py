@@ -63,6 +63,7 @@ from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import COMMAND_TYPES
 from popstream.wire.signing import AdminKey, KeyRing, SigningKey
+from tests.support.delta_files import create_table
 from tests.support.logging_state import logging_as_it_was
 from tests.support.module_time import replace_time
 
@@ -412,6 +413,19 @@ def test_what_a_start_would_fail_for_is_refused_before(name: str, good: list[str
     with pytest.raises(Invalid) as caught:
         load_settings(None, **{name: bad})
     assert name in str(caught.value)
+
+
+def test_a_folder_with_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Invalid) as caught:
+        load_settings(None, folder=Path(os.fsdecode(bytes(tmp_path) + b"/d\xff")))
+    assert caught.value.details == ("folder: it has bytes that are not UTF-8",)
+
+
+@pytest.mark.parametrize("arguments", [["queue", "orders", "--key", "\udcff"], ["query", "select '\udcff'"]])
+def test_an_argument_that_is_not_utf_8_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    create_table(tmp_path / "job" / "delta", "operations")
+    done = CliRunner().invoke(app, [*arguments, "--folder", str(tmp_path / "job")])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
 
 
 def test_a_variable_that_is_not_json_is_named_without_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
