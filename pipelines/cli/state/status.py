@@ -95,9 +95,9 @@ def _require_found(status: Status, request: StatusRequest) -> None:
         return
     place = "no queue" if request.topic is None else f"no queue of a topic {request.topic}"
     if request.group is None:
-        message = f"there is {place}: `popstream group list` shows the topics of groups"
+        message = f"there is {place}: `popstream status` shows all queues"
     else:
-        message = f"{place} has a lane of a group {request.group}: `popstream group list` shows the groups"
+        message = f"{place} has a lane of a group {request.group}: `popstream status` shows all lanes"
     raise Invalid(message, subject=request.group or request.topic or "")
 
 

@@ -346,7 +346,7 @@ def test_status_shows_the_stored_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--lane", "nonsense"), "no queue has a lane of a group nonsense: `popstream group list --folder "),
+        (("--lane", "nonsense"), "no queue has a lane of a group nonsense: `popstream status --folder "),
         (("--topic", "nonsense"), "there is no queue of a topic nonsense"),
         (("--lane", "g", "--topic", "t"), "no queue of a topic t has a lane of a group g"),
     ],
