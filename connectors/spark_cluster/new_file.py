@@ -18,7 +18,7 @@ from popstream.wire.base_errors import Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["NewFile"]
+__all__ = ["NewFile", "read_file"]
 
 _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
 _ABORTABLE: Final = "fs.capability.outputstream.abortable"
@@ -43,7 +43,7 @@ class NewFile:
         """Begin it; nothing is visible yet, except on file systems that create it now."""
         self._url = url
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
-        self._io_utils: Any = None
+        self._jvm = jvm
         try:
             self._path: Any = jvm.org.apache.hadoop.fs.Path(url)
             configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - as above
@@ -51,7 +51,6 @@ class NewFile:
             builder = self._file_system.createFile(self._path).overwrite(False).recursive()
             # An option that a file system does not know is ignored.
             self._stream: Any = builder.opt(_CONDITIONAL, True).build()
-            self._io_utils = jvm.org.apache.commons.io.IOUtils
         except JVM_ERRORS as error:
             if not _is_lost(error):
                 raise self._unreachable(error) from error
@@ -93,15 +92,20 @@ class NewFile:
 
     def _has_part_of(self, content: bytes) -> bool:
         """Return whether the file is a part of this content, and so not that of another writer."""
-        stream = self._file_system.open(self._path)
-        try:
-            found = bytes(self._io_utils.toByteArray(stream))
-        finally:
-            stream.close()
+        found = read_file(self._jvm, self._file_system, self._path)
         return content.startswith(found) and found != content
 
     def _unreachable(self, error: BaseException) -> Unavailable:
         return Unavailable(f"{self._url} cannot be written: {first_line(error)}", subject=self._url)
+
+
+def read_file(jvm: Any, file_system: Any, path: Any) -> bytes:  # noqa: ANN401 - of the JVM
+    """Return the whole content of a file; errors are those of the JVM."""
+    stream = file_system.open(path)
+    try:
+        return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+    finally:
+        stream.close()
 
 
 def _is_lost(error: BaseException) -> bool:

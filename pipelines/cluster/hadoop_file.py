@@ -6,7 +6,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from connectors.java_errors import JVM_ERRORS, first_line
-from connectors.spark_cluster.new_file import NewFile
+from connectors.spark_cluster.new_file import NewFile, read_file
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["HadoopFile"]
@@ -49,11 +49,7 @@ class HadoopFile:
         try:
             if not self._file_system.exists(self._path):
                 return None
-            stream = self._file_system.open(self._path)
-            try:
-                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-            finally:
-                stream.close()
+            return read_file(self._jvm, self._file_system, self._path)
         except JVM_ERRORS as error:
             raise self._unreachable(error) from error
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipelines.cli.exits import Exit, say
+from pipelines.cli.number_text import is_offset
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.state.status import status_of
 from pipelines.cli.target import JobPlace, Target, end_without_job, require_running_job
@@ -80,11 +81,10 @@ def run_reset(
         Refused: The job refuses an operation.
         Unavailable: No job runs, or it does not answer.
     """
-    is_offset = to.isascii() and to.isdecimal() and len(to) <= 18
-    if to not in PLACES and not is_offset:
+    if to not in PLACES and not is_offset(to):
         message = f"{to!r} is not a place: use earliest, latest, or a queue offset"
         raise Invalid(message, subject=topic)
-    if is_offset and queue_id is None:
+    if is_offset(to) and queue_id is None:
         message = f"name the queue with --queue: {to} is an offset of one queue"
         raise Invalid(message, subject=topic)
     job = require_running_job(place, "change groups")

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from pipelines.cli.number_text import OFFSET_MAX, is_number, is_offset
 from pipelines.report.report_data import Lane
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
@@ -10,8 +11,6 @@ if TYPE_CHECKING:
     from pipelines.cli.target import JobPlace
 
 __all__ = ["Place", "lane_of", "parsed_message", "parsed_place", "parsed_record", "place_of_message_id"]
-
-OFFSET_MAX = (1 << 63) - 1
 
 
 class Place(NamedTuple):
@@ -33,8 +32,7 @@ def parsed_place(text: str) -> Place:
     """
     topic, *numbers = text.split("/")
     plain = [number.replace(",", "") for number in numbers]
-    is_number = all(_is_number(number) and int(number) <= OFFSET_MAX for number in plain)
-    if not topic or len(plain) > 2 or not is_number:
+    if not topic or len(plain) > 2 or not all(map(is_offset, plain)):
         message = f"{text!r} is not a place: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
         raise Invalid(message)
     return Place(topic, *map(int, plain))
@@ -72,15 +70,10 @@ def parsed_record(text: str) -> tuple[int, int]:
         Invalid: The text names none.
     """
     numbers = text.replace(",", "").split("/")
-    if len(numbers) != 2 or not all(map(_is_number, numbers)):
+    if len(numbers) != 2 or not all(map(is_number, numbers)):
         message = f"{text!r} is not a record: write PARTITION/OFFSET, as in 3/17"
         raise Invalid(message)
     return min(int(numbers[0]), OFFSET_MAX), min(int(numbers[1]), OFFSET_MAX)
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a text is a number of as many digits as one of 64 bits may have."""
-    return text.isascii() and text.isdecimal() and len(text) <= len(str(OFFSET_MAX))
 
 
 def place_of_message_id(job: "JobPlace", place: Place, message_id: str) -> tuple[Place, str]:

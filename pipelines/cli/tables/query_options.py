@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipelines.cli.number_text import is_offset
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["EVERY_TABLE", "Engine", "Output", "QueryOptions", "versions_by_table"]
@@ -64,7 +65,7 @@ def versions_by_table(options: list[str]) -> dict[str, int]:
     versions = {}
     for option in options:
         table, _, number = option.rpartition("=")
-        if not (number.isascii() and number.isdecimal()) or len(number) > 18:
+        if not is_offset(number):
             message = f"{option!r} is not a version: write a number, or TABLE=NUMBER"
             raise Invalid(message)
         versions[table] = int(number)
