@@ -105,6 +105,7 @@ def test_the_driver_names_the_command_that_started_it(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(printed_commands, "_options", {})
     monkeypatch.setattr(run_on_cluster, "configure_logs", lambda *_, **__: None)
+    monkeypatch.setattr(run_on_cluster, "look_early", lambda *_: None)  # it would ask a Kafka
     monkeypatch.setattr(run_on_cluster, "cluster_session", end)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     words = shlex.split(submit("--environment", "local:/opt/a b", "--python", "python3.11").stdout)
